@@ -32,6 +32,10 @@ _READ: Final = frozenset(  # their result's shape, or a number in Python, depend
         *("aten::allclose", "aten::is_same_size", "aten::argwhere"),
     }
 )
+_UNDECLARED: Final = {"aten::native_batch_norm": (3, 4)}  # running statistics, which it changes without a word
+_OF_AUTOCAST: Final = frozenset(
+    {*("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv", "aten::dot"), "aten::convolution"}
+)
 
 
 class Construction(TorchDispatchMode):
@@ -41,13 +45,14 @@ class Construction(TorchDispatchMode):
         log: the operations.
         newest: the parameter that was registered last, for messages.
         asked_for_meta: whether the code that runs asked for the meta device itself; what it makes there stays there.
+        autocast: whether that code runs under torch.autocast.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.log = ConstructionLog()
         self.newest = "no parameter"
-        self.asked_for_meta = False
+        self.asked_for_meta = self.autocast = False
         self._owners: dict[int, str] = {}  # the parameter that was registered last in a slot
         self._marks = secrets.randbits(40) << 20  # + a number: a seed that nobody else sets
         self._drawn_last: dict[int, Operation] = {}  # by the mark in the generator
@@ -60,6 +65,11 @@ class Construction(TorchDispatchMode):
         """Called by torch for every operator."""
         kwargs = kwargs or {}
         tensors = _tensors((args, kwargs))
+        if self.autocast and func._schema.name in _OF_AUTOCAST:
+            raise ConfigError(
+                f"Inside of tk.train.on_meta {func} runs under torch.autocast, which leaves out tensors without "
+                "memory. Build the module outside of autocast."
+            )
         foreign = [t for t in tensors if t.layout != torch.strided or (t.is_meta and not self.log.knows(t))]
         ours = any(tensor.is_meta and self.log.knows(tensor) for tensor in tensors)
         if foreign or func._schema.name in _MOVED or (self.asked_for_meta and not ours):
@@ -90,6 +100,13 @@ class Construction(TorchDispatchMode):
             self._stale |= operation.writes
         self.log.append(operation, results)
         return results
+
+    def absent(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a tensor without memory in the place of one that has some."""
+        place = self.log.settle(tensor)
+        storage = torch.UntypedStorage(self.log.sizes[place.slot], device="meta")
+        self.log.share_slot(storage, place.slot)
+        return place.on(storage)
 
     def register_parameter(self, name: str, parameter: nn.Parameter) -> None:
         """Called when a module registers a parameter: takes its memory away.
@@ -131,12 +148,16 @@ class Construction(TorchDispatchMode):
 
     def _make_absent(self, parameter: nn.Parameter) -> None:
         """Takes a parameter's memory away; the object stays the same, for all who hold it."""
-        place = self.log.settle(parameter)
-        storage = torch.UntypedStorage(self.log.sizes[place.slot], device="meta")
-        self.log.share_slot(storage, place.slot)
-        twin = torch.Tensor._make_subclass(type(parameter), place.on(storage), parameter.requires_grad)
+        twin = torch.Tensor._make_subclass(type(parameter), self.absent(parameter), parameter.requires_grad)
         vars(twin).update(vars(parameter))
-        torch.utils.swap_tensors(parameter, twin)
+        try:
+            torch.utils.swap_tensors(parameter, twin)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"{self.newest} was used in a computation, or has a weak reference, before the module registered it, "
+                "so that tk.train.on_meta cannot take its memory away. Register it first, or build the module outside "
+                "of on_meta."
+            ) from error
 
     def end(self) -> None:
         """Ends the record; puts generators that hold a mark back to their state before the numbers not drawn."""
@@ -182,11 +203,12 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """Returns the tensors that an operator changes in place."""
+    undeclared = [args[index] for index in _UNDECLARED.get(func._schema.name, ())]
     arguments = func._schema.arguments
     named = zip(arguments, args, strict=False)
     values = [value for argument, value in named if argument.alias_info and argument.alias_info.is_write]
     changing = {argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write}
-    return _tensors([*values, *(value for name, value in kwargs.items() if name in changing)])
+    return _tensors([*undeclared, *values, *(value for name, value in kwargs.items() if name in changing)])
 
 
 def _needs_values(func: Any, kwargs: dict[str, Any]) -> bool:

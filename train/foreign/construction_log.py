@@ -186,19 +186,16 @@ class ConstructionLog:
     def needed(self, slots: frozenset[int], before: int) -> list[Operation]:
         """Returns the operations, in order, on which the values of slots before operation number `before` depend."""
         found: dict[int, Operation] = {}
-        done: dict[int, int] = {}
         waiting = [(slot, before) for slot in slots]
         while waiting:
             slot, limit = waiting.pop()
-            if done.get(slot, -1) >= limit:
-                continue
-            done[slot] = limit
             for operation in self._last_changes(slot, limit):
-                if operation.index not in found:
-                    found[operation.index] = operation
-                    sources = operation.reads if operation.overwrites else operation.reads | operation.writes
-                    own = operation.writes if operation.overwrites else frozenset()
-                    waiting += [(source, operation.index) for source in sources - own]
+                if operation.index in found:  # and so are the changes before it
+                    break
+                found[operation.index] = operation
+                sources = operation.reads if operation.overwrites else operation.reads | operation.writes
+                own = operation.writes if operation.overwrites else frozenset()
+                waiting += [(source, operation.index) for source in sources - own]
         return [found[index] for index in sorted(found)]
 
     def _last_changes(self, slot: int, limit: int) -> Iterator[Operation]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ...core.errors import ConfigError
 from .construction import Construction
@@ -19,6 +20,7 @@ _ANSWERS: Final[dict[Any, object]] = {
     torch.Tensor.is_cpu.__get__: True,  # type: ignore[attr-defined]
     torch.Tensor.get_device: -1,
 }
+_SET_DATA: Final = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _SHARING: Final = (torch.Tensor.numpy, torch.Tensor.__array__)
 
 
@@ -52,15 +54,19 @@ class Disguise(TorchFunctionMode):
                     f"({self._construction.newest} was registered last)."
                 )
             self._log.share_with_numpy(args[0])
+        if function == _SET_DATA and args[0].is_meta and self._log.knows(args[0]) and not args[1].is_meta:
+            with _disable_current_modes():
+                args = (args[0], self._construction.absent(args[1]))
         if function is torch.Tensor.__setitem__ and not isinstance(args[2], torch.Tensor):
             # Torch would put the number into a tensor on the meta device, which forgets it.
             args = (*args[:2], torch.full((1,), args[2], dtype=args[0].dtype))
         keywords = dict(kwargs or {})
+        self._construction.autocast = torch.is_autocast_enabled("cpu")
         self._construction.asked_for_meta = _asks_for_meta(function, args, keywords)
         try:
             return function(*args, **keywords)
         finally:
-            self._construction.asked_for_meta = False
+            self._construction.asked_for_meta = self._construction.autocast = False
 
 
 def _asks_for_meta(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]) -> bool:

@@ -71,6 +71,31 @@ def test_a_parameter_that_is_registered_first_takes_no_memory() -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**16  # KiB
 
 
+class Forward(nn.Module):
+    """It runs a layer while it is built, with statistics that an operator changes though it does not say so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(3, 3), nn.BatchNorm1d(3)
+        self.register_buffer("seen", self.norm(self.linear(torch.randn(5, 3))).detach())
+        self.linear.bias.data = torch.ones(3)
+
+
+def test_a_forward_pass_in_the_construction() -> None:
+    torch.manual_seed(0)
+    ordinary = Forward()
+    torch.manual_seed(0)
+    with on_meta():
+        module = Forward()
+    for name, buffer in ordinary.named_buffers():
+        assert torch.equal(buffer, module.get_buffer(name)), name
+    initialize(module)
+    assert module.linear.bias.tolist() == [1, 1, 1]
+    assert torch.equal(module.linear.weight, ordinary.linear.weight)
+    with pytest.raises(ConfigError, match="outside of autocast"), on_meta(), torch.autocast("cpu"):
+        Forward()
+
+
 def test_memory_that_a_module_keeps_beside_a_parameter_is_brought_up_to_date() -> None:
     class Kept(nn.Module):
         def __init__(self) -> None:

@@ -40,6 +40,13 @@ def test_values_that_are_overwritten_throughout_are_not_needed() -> None:
     assert _names(construction.log, part) == ["empty", "uniform_", "zero_"][1:]
 
 
+def test_old_values_are_needed_where_new_ones_come_from_them() -> None:
+    with Construction() as construction:
+        values = torch.rand(3)
+        values.copy_(torch.where(values > 0.5, values, 0.0))
+    assert _names(construction.log, values) == ["rand", "gt", "scalar_tensor", "where", "copy_"]
+
+
 def test_values_from_before_the_block_are_kept_as_they_were() -> None:
     given = torch.ones(3)
     with Construction() as construction:

@@ -99,6 +99,14 @@ class Lazy(nn.Module):
         self.linear = nn.LazyLinear(3)
 
 
+class Used(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        late = nn.Parameter(torch.ones(2))
+        self.loss = (late * late).sum()
+        self.late = late
+
+
 class Shares(nn.Linear):
     def __init__(self) -> None:
         super().__init__(2, 2)
@@ -122,6 +130,7 @@ class Mixes(nn.Linear):
     ("make", "message"),
     [
         (Lazy, "LazyLinear.weight has no shape before a first batch.*outside of on_meta"),
+        (Used, r"Used.late was used in a computation.*Register it first"),
         (Shares, r"The buffer Shares.view lies in the memory of the parameter Shares.weight"),
         (Takes, r"numpy.*outside of on_meta .Takes.bias was registered last"),
         (
@@ -148,6 +157,14 @@ def test_a_list_of_tensors_without_values_is_refused_by_name() -> None:
         module = nn.Sequential(Lists())
     with pytest.raises(ConfigError, match=r"0 .Lists. holds in powers a tensor that it computed from a parameter"):
         initialize(module)
+
+
+def test_first_values_that_fp16_cannot_hold_are_refused() -> None:
+    with on_meta():
+        module = nn.Linear(2, 2)
+        nn.init.constant_(module.bias, 1e5)
+    with pytest.raises(ConfigError, match="bias begins with values beyond fp16's largest, 65504"):
+        initialize(module, precision="fp16")
 
 
 def test_blocks_may_be_nested_and_other_threads_build_as_always() -> None:
