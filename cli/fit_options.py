@@ -26,7 +26,7 @@ class FitOptions:
     device: str | None
     host_memory: int | None
     hosts: int
-    link_rate: tuple[float, float] | None
+    link_rate: float | None
     disk_rate: tuple[float, float] | None
 
     @property
@@ -37,7 +37,7 @@ class FitOptions:
     @property
     def machines(self) -> Machines:
         """The machines of the run."""
-        return Machines(self.hosts, self.link_rate[0] if self.link_rate else None, self.disk_rate)
+        return Machines(self.hosts, self.link_rate, self.disk_rate)
 
     @property
     def limit(self) -> MemoryLimit | None:
@@ -46,6 +46,18 @@ class FitOptions:
             return None
         on_gpu = self.device == "cuda" if self.device else count_gpus() > 0
         return MemoryLimit(self.fit, self.host_memory or machine_memory(), on_gpu)
+
+
+class _Rate(click.ParamType):  # type: ignore[type-arg]  # generic only in newer clicks
+    """The type of a number of MB/s, which the command receives in bytes per second."""
+
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        match = _RATES.fullmatch(str(value))
+        if match is None or match[2] or not float(match[1]):
+            self.fail(f"{value!r} is no rate: write MB/s, as in 25000.", param, ctx)
+        return float(match[1]) * _MEGABYTE
 
 
 class _Rates(click.ParamType):  # type: ignore[type-arg]  # generic only in newer clicks
@@ -71,7 +83,7 @@ def fit_options(command: _Command) -> _Command:
             ),
             click.option("--host-memory", type=ByteSize(), help="Of a host, beside GPUs; default: this machine's."),
             click.option("--hosts", type=click.IntRange(1), default=1, help="Machines of the run; default: 1."),
-            click.option("--link-rate", type=_Rates(), metavar="MB/S", help="Between a GPU and the host."),
+            click.option("--link-rate", type=_Rate(), metavar="MB/S", help="Between a GPU and the host."),
             click.option(
                 "--disk-rate",
                 type=_Rates(),

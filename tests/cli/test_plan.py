@@ -93,7 +93,12 @@ def test_states_on_disk_are_shown_per_rank_and_per_host(configure: Configure, wr
 
 @pytest.mark.parametrize(
     ("option", "value", "said"),
-    [("--disk-rate", "fast", "'fast' is no rate"), ("--disk-rate", "0:5", "'0:5' is no rate"), ("--hosts", "0", "0")],
+    [
+        ("--disk-rate", "fast", "'fast' is no rate"),
+        ("--disk-rate", "0:5", "'0:5' is no rate"),
+        ("--link-rate", "5:6", "'5:6' is no rate"),
+        ("--hosts", "0", "0"),
+    ],
 )
 def test_a_rate_or_a_number_of_hosts_that_is_none_is_refused(
     configure: Configure, write_toml: Any, option: str, value: str, said: str

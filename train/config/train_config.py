@@ -52,7 +52,7 @@ class TrainConfig(Section):
                 "run would end before the learning rate reaches optimizer.lr"
             )
         if problem := self.offload.problem_at(self.zero.stage):
-            raise ValueError(problem)
+            raise ValueError(problem.removesuffix("."))
         parallel = self.parallel
         many = parallel.num_virtual_stages > 1
         if (parallel.schedule == "interleaved" and not many) or (parallel.schedule in ("1f1b", "zb-h1") and many):

@@ -46,7 +46,7 @@ def least_offload(run: PlannedRun, limit: MemoryLimit, machines: Machines) -> Fi
     """Tries the places of model states, those that take the least time per step first."""
     offers = sorted(_offers(run, limit.on_gpu), key=lambda each: _cost(each, limit, machines))
     for each in offers:
-        if not _excess(each, limit, machines):
+        if not any(_excess(each, limit, machines)):
             return Fit(each, True, f"{_words(each.config.offload)} is the least that fits into {_limit(limit)}.")
     smallest = min(offers, key=lambda each: _excess(each, limit, machines))
     return Fit(smallest, False, _refusal(smallest, limit, machines))
@@ -77,13 +77,13 @@ def _cost(run: PlannedRun, limit: MemoryLimit, machines: Machines) -> float:
     )
 
 
-def _excess(run: PlannedRun, limit: MemoryLimit, machines: Machines) -> int:
-    """Returns the bytes by which a run does not fit; 0 if it does."""
+def _excess(run: PlannedRun, limit: MemoryLimit, machines: Machines) -> tuple[int, int]:
+    """Returns the bytes by which a run exceeds the memory of a rank, and that of a host beside GPUs."""
     memory = run.memory()
     if not limit.on_gpu:
-        return max(0, max(run.cpu_memory()) - limit.rank)
+        return max(0, max(run.cpu_memory()) - limit.rank), 0
     on_host = per_host(_of_all_ranks(run, memory), machines.ranks_of_a_host(run.layout.world_size))
-    return max(0, max(placed.on_device for placed in memory) - limit.rank) + max(0, on_host - limit.host)
+    return max(0, max(placed.on_device for placed in memory) - limit.rank), max(0, on_host - limit.host)
 
 
 def _of_all_ranks(run: PlannedRun, memory: tuple[PlacedBytes, ...]) -> list[int]:
@@ -95,6 +95,8 @@ def _refusal(run: PlannedRun, limit: MemoryLimit, machines: Machines) -> str:
     memory = run.memory()
     fullest = max(memory, key=lambda placed: placed.on_device if limit.on_gpu else placed.on_cpu)
     parts = fullest.device if limit.on_gpu else {**fullest.host, **fullest.device}
+    if limit.on_gpu and fullest.on_device <= limit.rank:
+        parts = max(memory, key=lambda placed: placed.on_host).host
     largest = max(parts, key=lambda name: parts[name])
     needed = fullest.on_device if limit.on_gpu else max(run.cpu_memory())
     text = f"Nothing fits into {_limit(limit)}. With {_words(run.config.offload)} a rank needs {format_bytes(needed)}"

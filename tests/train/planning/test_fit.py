@@ -75,6 +75,13 @@ def test_where_nothing_fits_the_largest_part_that_is_left_is_named(run: PlannedR
     largest = max(device, key=lambda name: device[name])
     assert found.text.startswith("Nothing fits into 1000 B of a GPU")
     assert f"the largest part left is {largest}" in found.text
+    found = least_offload(run, MemoryLimit(HUGE, 1000, on_gpu=True), Machines())
+    assert places(found) == ("none", "none", "none"), "it needs no memory of the host"
+    run = run.with_offload(OffloadSection(buffers=3, folder="/fast"))
+    found = least_offload(run, MemoryLimit(needed(run) - 1, 1000, on_gpu=True), Machines())
+    assert not found.fits
+    assert "of a host. With" in found.text
+    assert "the largest part left is buffers of files" in found.text
 
 
 def test_a_slow_disk_or_link_changes_what_is_cheapest(run: PlannedRun) -> None:
