@@ -172,7 +172,7 @@ def compare_training(folder: Path, rate: float, rounds: int, steps: int) -> None
         for name, trainer in trainers.items():
             taken = seconds_of(partial(train, trainer, steps)) / steps
             seconds[name] += [taken] if number else []
-    forward = forward_seconds(trainers["none"])
+    forward = median(forward_seconds(trainers["none"]) for _ in range(rounds))
     print(f"{steps} steps at a time, with the end of the last update, median of {rounds} rounds, in turn.")
     print(f"The forward pass of the first micro-batch takes {forward:.2f} s.\n")
     print("| | s/step | read and written | by plain threads | more than none | may be |\n|---|---|---|---|---|---|")
