@@ -1,0 +1,27 @@
+"""The copy for saves has a place for each slot that a save does not read from a file."""
+
+import math
+from typing import Any
+
+import pytest
+
+from tk.core.config import parse
+from tk.model.config import ModelConfig
+from tk.model.registry import decoder_spec
+from tk.tests.train.planning.small_models import MODELS
+from tk.train.config.train_config import TrainConfig
+from tk.train.planning.save_copy import save_copy_bytes
+
+STATES = ("exp_avg", "exp_avg_sq", "master")
+
+
+@pytest.mark.parametrize(
+    ("streamed", "per_param"), [((), 2 + 4 + 4 + 4), (STATES[:2], 2 + 4), (STATES, 2)], ids=("none", "moments", "all")
+)
+def test_slots_that_are_streamed_are_not_copied(streamed: tuple[str, ...], per_param: int) -> None:
+    text: dict[str, Any] = {"model": MODELS["llama"], "train": {"seq_len": 32}, "precision": {"params": "bf16"}}
+    config = parse(text | {"checkpoint": {"dir": "run", "every": 5}}, TrainConfig, "test")
+    table = decoder_spec(ModelConfig(**MODELS["llama"])).table
+    total = sum(math.prod(spec.shape) for spec in table if not spec.alias)
+    found = save_copy_bytes(config, table, config.layout(None), 0, streamed)
+    assert found == pytest.approx(per_param * total, rel=0.02)
