@@ -8,6 +8,7 @@ import socket
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, Final
 
 from ...core.casts import Array
@@ -15,6 +16,7 @@ from ...core.errors import TkError, WorkerDied, unpack
 from ...core.ownership import Owned
 from ...core.process import start_module
 from .save_job import Buffers, SaveJob
+from .state_source import Segments, StateSource
 
 WORKER: Final = f"{__package__}.save_worker"
 EXIT_TIMEOUT: Final = 10.0  # seconds for an idle writer to end by itself
@@ -28,19 +30,23 @@ class BackgroundSaver:
     Args:
         job: the settings of all saves.
         lock_fd: the descriptor of the run folder's lock, which the writer then holds too; -1 if another rank holds it.
+        source: the file from which the writer reads some slots; they have no buffers.
         worker: the module that the writer process runs.
     """
 
-    def __init__(self, job: SaveJob, lock_fd: int = -1, worker: str = WORKER) -> None:
+    def __init__(
+        self, job: SaveJob, lock_fd: int = -1, source: StateSource | None = None, worker: str = WORKER
+    ) -> None:
         self.job = job
-        self._buffers = Buffers(job)
+        self.source = source or StateSource(-1, ())
+        self._buffers = Buffers(job, self.source.slots)
         memory = os.memfd_create("tk-save", os.MFD_CLOEXEC)
         try:
             os.ftruncate(memory, max(self._buffers.nbytes, 1))
             self._memory = memoryview(mmap.mmap(memory, 0))
             self._socket, theirs = socket.socketpair()
             with theirs:
-                self._process = _start(worker, theirs.fileno(), memory, lock_fd)
+                self._process = _start(worker, theirs.fileno(), memory, lock_fd, self.source)
         finally:
             os.close(memory)
         self._answers = self._socket.makefile("r", encoding="utf-8")
@@ -54,19 +60,29 @@ class BackgroundSaver:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of shared memory, equal to the bytes that this rank writes at each save."""
+        """The bytes of shared memory, equal to the bytes that this rank writes from it at each save."""
         return self._buffers.nbytes
 
     def buffer(self, item: Owned) -> Array:
         """Returns the 1-D buffer for an item's elements; do not change it while a save is in flight."""
         return self._buffers.view(self._memory, item)
 
-    def begin(self, step: int, resume: Mapping[str, Any]) -> None:
-        """Starts a save of the buffers' values. Raises WorkerDied if the writer has died."""
+    def begin(self, step: int, resume: Mapping[str, Any], segments: Segments = MappingProxyType({})) -> None:
+        """Starts a save of the buffers' values.
+
+        Args:
+            step: the training step.
+            resume: the state of the run, plain JSON.
+            segments: the places in the source of items that have no buffer.
+
+        Raises:
+            WorkerDied: the writer has died.
+        """
         if self._in_flight is not None:
             raise RuntimeError(f"step {self._in_flight} is still being saved")
         self._in_flight = step
-        self._send({"step": step, "resume": dict(resume)})
+        places = [[index, segments[item]] for index, item in enumerate(self.job.items()) if item in segments]
+        self._send({"step": step, "resume": dict(resume), "segments": places})
 
     def wait(self, timeout: float | None = None) -> None:
         """Returns once no save is in flight, or after `timeout` seconds.
@@ -126,11 +142,11 @@ class BackgroundSaver:
         )
 
 
-def _start(worker: str, connection: int, memory: int, lock_fd: int) -> subprocess.Popen[bytes]:
-    shared = [connection, memory] + ([lock_fd] if lock_fd >= 0 else [])
+def _start(worker: str, connection: int, memory: int, lock_fd: int, source: StateSource) -> subprocess.Popen[bytes]:
+    shared = [connection, memory, *(fd for fd in (lock_fd, source.fd) if fd >= 0)]
     return start_module(
         worker,
-        [str(connection), str(memory)],
+        [str(connection), str(memory), str(source.fd), *source.slots],
         inherited=shared,
         stdin=subprocess.DEVNULL,
         stdout=2,  # standard output is the command's own

@@ -153,12 +153,19 @@ class SaveJob:
 
 
 class Buffers:
-    """The places of all items of a job in one block of memory."""
+    """The places of a job's items in one block of memory.
 
-    def __init__(self, job: SaveJob) -> None:
+    Args:
+        job: the job.
+        without: the slots whose items have no place.
+    """
+
+    def __init__(self, job: SaveJob, without: Sequence[str] = ()) -> None:
         self._places: dict[Owned, tuple[int, int, dtypes.DType]] = {}
         self.nbytes = 0
         for item, dtype in job.stored_as().items():
+            if item.slot in without:
+                continue
             count = Region.of(item.box, item.flat).size
             self._places[item] = (self.nbytes, count, dtype)
             self.nbytes += round_up(count * dtype.itemsize, ALIGNMENT)

@@ -4,7 +4,7 @@
 
 It is started by exec, imports no torch, ignores a terminal's signals, and dies with its rank. The rank sends lines of
 JSON over the socket: first the job, then for each save its step and resume state; the answer is {} or an error. The
-values are in shared memory, which the rank does not change before it has the answer.
+values are in shared memory and in a file of states; the rank changes neither before it has the answer.
 """
 
 import json
@@ -22,13 +22,14 @@ from ...core.errors import TkError, pack
 from ...core.ownership import Owned
 from ...core.process import die_with_parent
 from .save_job import Buffers, SaveJob
+from .state_source import StateSource
 
 _IGNORED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
 
 
 def main() -> int:
     """The process's entry. Returns when the rank closes the socket."""
-    connection, memory = (int(word) for word in sys.argv[1:])
+    connection, memory, source = (int(word) for word in sys.argv[1:4])
     die_with_parent()
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)  # the rank decides when its writer ends
@@ -37,11 +38,27 @@ def main() -> int:
         if not first:
             return 0
         job = SaveJob.from_json(json.loads(first))
-        values = partial(Buffers(job).view, memoryview(mmap.mmap(memory, 0, access=mmap.ACCESS_READ)))
+        states = StateSource(source, tuple(sys.argv[4:]))
+        copied = Buffers(job, states.slots)
+        values = partial(copied.view, memoryview(mmap.mmap(memory, 0, access=mmap.ACCESS_READ)))
         for line in stream:
-            stream.write(json.dumps(_answer(job, values, json.loads(line))) + "\n")
+            request = json.loads(line)
+            stream.write(json.dumps(_answer(job, _from_both(job, values, states, request), request)) + "\n")
             stream.flush()
     return 0
+
+
+def _from_both(
+    job: SaveJob, copied: Callable[[Owned], Array], states: StateSource, request: Mapping[str, Any]
+) -> Callable[[Owned], Array]:
+    """Returns a function of an item's elements: from the request's segments of the source, or from the copy."""
+    items, stored_as = job.items(), job.stored_as()
+    segments = {items[index]: places for index, places in request["segments"]}
+
+    def values(item: Owned) -> Array:
+        return states.read(segments[item], stored_as[item]) if item in segments else copied(item)
+
+    return values
 
 
 def _answer(job: SaveJob, values: Callable[[Owned], Array], request: Mapping[str, Any]) -> dict[str, Any]:

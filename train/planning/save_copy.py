@@ -1,7 +1,5 @@
 """The size of the copy from which a save in the background is written (no torch)."""
 
-from collections.abc import Collection
-
 from ...checkpoint.save.save_job import Buffers, SaveJob
 from ...core.dtypes import FP32, by_name
 from ...core.layout import Layout
@@ -9,22 +7,18 @@ from ...core.tensors import Table
 from ..config.train_config import TrainConfig
 
 
-def save_copy_bytes(config: TrainConfig, table: Table, layout: Layout, pp: int, streamed: Collection[str] = ()) -> int:
+def save_copy_bytes(config: TrainConfig, table: Table, layout: Layout, pp: int) -> int:
     """Returns the bytes of the copy, on the rank of pipeline rank `pp` that writes most; 0 if no save needs a copy.
 
     The copy is allocated at the first save and stays. The first rank writes most: it also saves the tensors that are
-    equal on all tp ranks, and a remainder if tensors cannot be distributed evenly.
-
-    Args:
-        config, table, layout, pp: the run and its pipeline rank.
-        streamed: the slots that a save reads from a file and does not copy.
+    equal on all tp ranks, and a remainder if tensors cannot be distributed evenly. States on disk are not copied.
     """
     every = config.checkpoint.every
     if not config.checkpoint.async_save or not 0 < every < config.train.steps:
         return 0
     slots = {"weight": by_name(config.precision.params).code}
-    slots |= dict.fromkeys(("exp_avg", "exp_avg_sq"), by_name(config.optimizer.states).code)
-    slots |= {"master": FP32.code} if config.precision.params != "fp32" else {}
-    slots = {slot: code for slot, code in slots.items() if slot not in streamed}
+    if config.offload.optimizer != "disk":
+        slots |= dict.fromkeys(("exp_avg", "exp_avg_sq"), by_name(config.optimizer.states).code)
+        slots |= {"master": FP32.code} if config.precision.params != "fp32" else {}
     rank = pp * layout.dp * layout.tp
     return Buffers(SaveJob(config.run_folder, "", rank, table, layout, slots)).nbytes

@@ -4,6 +4,7 @@ A save in the background stops training only while this rank's share is copied. 
 replicated values during the next step, up to its update. Then ranks compare them, and the writer begins to write.
 """
 
+import logging
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -11,14 +12,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from ...checkpoint.save.background_save import BackgroundSaver
 from ...checkpoint.save.save_job import SaveJob
+from ...checkpoint.save.state_source import Segments, StateSource
 from ...core.errors import TkError
+from ...parallel.collectives import all_reduce_max
 from .replica_check import Checksums, ReplicaCheck
 from .snapshot import Snapshot
 
 _ALONE_SECONDS = 2.0
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,7 @@ class _Pending:
 
     step: int
     resume: Mapping[str, Any]
+    segments: Segments
     checksums: Future[Checksums]
 
 
@@ -52,6 +59,7 @@ class Saver:
         self._writer: BackgroundSaver | None = None
         self._thread = ThreadPoolExecutor(1, "tk-checksums")
         self._pending: _Pending | None = None
+        self._source: StateSource | None = None
 
     def save(self, step: int, resume: Mapping[str, Any], *, wait: bool, compared: bool = False) -> None:
         """Saves the present state of the snapshot; every rank calls it.
@@ -69,21 +77,52 @@ class Saver:
             TkError: replicas differ, or this save or the one before it failed (because of a full disk, for example).
         """
         self.flush_pending()
-        if self._writer:
-            self._writer.wait()
-        if wait or not self.background:
+        self._end_write()
+        if wait or not self.background or not self._can_go_on():
             if not compared:
                 self.replicas.check(step)
             self.job.save(step, resume, self.snapshot.values)
             return
-        if self._writer is None:
-            self._writer = BackgroundSaver(self.job, self.lock_fd)
+        writer, segments = self._writer, {}
+        if writer is None:
+            writer = self._writer = BackgroundSaver(self.job, self.lock_fd, self._source)
         for item in self.job.items():
-            np.copyto(self._writer.buffer(item), self.snapshot.values(item))
+            if item.slot in writer.source.slots:
+                segments[item] = self.snapshot.segments(item)
+            else:
+                np.copyto(writer.buffer(item), self.snapshot.values(item))
         if self.replicas.needed and not compared:
-            self._pending = _Pending(step, resume, self._thread.submit(self.replicas.checksums))
+            self._pending = _Pending(step, resume, segments, self._thread.submit(self.replicas.checksums))
         else:
-            self._writer.begin(step, resume)
+            writer.begin(step, resume, segments)
+
+    def _can_go_on(self) -> bool:
+        """Keeps states on disk, if there are any, as they are now; returns False if a rank has no place for others.
+
+        All ranks answer alike: one that waits for a commit would wait for ever for ranks that wait for its checksums.
+        """
+        optimizer, world = self.snapshot.optimizer, self.replicas.mesh.world
+        if not optimizer.has_file:
+            return True
+        self._source = optimizer.pin()
+        is_full = torch.tensor(self._source is None, dtype=torch.int32, device=self.snapshot.buffers.device)
+        if not all_reduce_max(is_full, world):
+            return True
+        optimizer.unpin()
+        if world.rank == 0:
+            _log.warning(
+                "The disk of the optimizer's states has no place for a second copy of them, so training waits while "
+                "a step is saved. Free some space there, or use another [offload] folder."
+            )
+        return False
+
+    def _end_write(self, timeout: float | None = None) -> None:
+        """Waits for the writer; states on disk may change then."""
+        try:
+            if self._writer:
+                self._writer.wait(timeout)
+        finally:
+            self.snapshot.optimizer.unpin()
 
     def flush_pending(self) -> None:
         """Compares the replicas of the save that was copied last, and starts to write it; does nothing without one.
@@ -96,7 +135,7 @@ class Saver:
         pending, self._pending = self._pending, None
         if pending and self._writer:
             self.replicas.compare(pending.step, pending.checksums.result())
-            self._writer.begin(pending.step, pending.resume)
+            self._writer.begin(pending.step, pending.resume, pending.segments)
 
     def close(self, failed: bool, alone: bool = False) -> None:
         """Waits for the save in flight and ends the writer.
@@ -112,9 +151,8 @@ class Saver:
         try:
             if not failed:
                 self.flush_pending()
-            if self._writer:
-                with suppress(*([TkError] if failed else [])):
-                    self._writer.wait(_ALONE_SECONDS if alone else None)
+            with suppress(*([TkError] if failed else [])):
+                self._end_write(_ALONE_SECONDS if alone else None)
         finally:
             self._thread.shutdown()
             if self._writer:

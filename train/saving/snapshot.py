@@ -10,6 +10,7 @@ import torch
 from ...checkpoint.read.read_plan import ReadRequest
 from ...checkpoint.read.reader import Checkpoint
 from ...checkpoint.read.shared_read import ALONE, Peers, read_all
+from ...checkpoint.save.state_source import Segment
 from ...core.buckets import Shard
 from ...core.errors import CheckpointError
 from ...core.geometry import Box
@@ -71,10 +72,20 @@ class Snapshot:
             return _to_numpy(self._now(item.tensor, item.box)[start:stop])
         if start == stop:  # an empty tensor: the optimizer has no run of it
             return _to_numpy(torch.empty(0, dtype=self.buffers.dtype))
+        return _to_numpy(self.optimizer.read(item.slot, self._run_of(item), start, stop))
+
+    def segments(self, item: Owned) -> list[Segment]:
+        """Returns the places of `item` in the optimizer's file, while it is pinned."""
+        start, stop = item.flat or (0, item.box.size)
+        return self.optimizer.segments(item.slot, self._run_of(item), start, stop)
+
+    def _run_of(self, item: Owned) -> Shard:
+        """Returns the run of the optimizer that holds an item."""
+        start, stop = item.flat or (0, item.box.size)
         for shard in self._runs.get((item.tensor, item.box), ()):
             low, high = shard.flat
             if low <= start and stop <= high:
-                return _to_numpy(self.optimizer.read(item.slot, shard, start, stop))
+                return shard
         raise AssertionError(f"core.ownership says this rank owns {item}, but the optimizer does not hold it")
 
     def load(self, checkpoint: Checkpoint, peers: Peers = ALONE) -> None:

@@ -9,6 +9,7 @@ from typing import Final
 import torch
 from torch.profiler import record_function
 
+from ...checkpoint.save.state_source import Segment, StateSource
 from ...core.buckets import Shard, UpdateRun
 from ...core.errors import TkError
 from ...parallel.collectives import all_gather_flat
@@ -203,6 +204,29 @@ class ShardedAdamW:
             own = bucket.own.read(first, last)
             return own.to(self.buffers.dtype) if slot == "weight" else own
         return self._states.read(slot, shard.bucket, first, last)
+
+    @property
+    def has_file(self) -> bool:
+        """Whether states are in a file, from which a save can read them."""
+        return self._states.fd >= 0
+
+    def pin(self) -> StateSource | None:
+        """Keeps the states that are in a file as they are, for a save that reads them there, until `unpin`.
+
+        Returns:
+            The file and its slots; None if states are not in a file, or the disk has no place for the next ones.
+        """
+        self.finish()
+        return StateSource(self._states.fd, tuple(self._states.dtypes)) if self._states.pin() else None
+
+    def unpin(self) -> None:
+        """Ends what `pin` began. Idempotent."""
+        self._states.unpin()
+
+    def segments(self, slot: str, shard: Shard, begin: int, end: int) -> list[Segment]:
+        """Returns the places of elements, as `read` counts them, in the file that is pinned."""
+        first = shard.start + begin - shard.flat[0]
+        return self._states.segments(slot, shard.bucket, first, first + end - begin)
 
     def write(self, slot: str, shard: Shard, values: torch.Tensor) -> None:
         """Writes a run's values of a slot, 1-D; `publish` completes writes of slot "master"."""

@@ -48,7 +48,7 @@ def test_the_file_and_the_buffers_are_those_of_the_store(tmp_path: Path) -> None
     placed = model_state_bytes(config, layout, ranks, 1)
     dtypes = dict.fromkeys(parts["optimizer"].slots, torch.float32)
     store = DiskStates(dtypes, parts["optimizer"].sizes, tmp_path, 5, pinned=False)
-    descriptor = store._file._fd
+    descriptor = store._file.fd
     assert placed.disk == {"optimizer": Path(f"/proc/self/fd/{descriptor}").stat().st_size}
     assert placed.host["buffers of files"] == sum(len(buffer.memory) for buffer in store._free)
     store.close()

@@ -12,16 +12,12 @@ from tk.tests.train.planning.small_models import MODELS
 from tk.train.config.train_config import TrainConfig
 from tk.train.planning.save_copy import save_copy_bytes
 
-STATES = ("exp_avg", "exp_avg_sq", "master")
 
-
-@pytest.mark.parametrize(
-    ("streamed", "per_param"), [((), 2 + 4 + 4 + 4), (STATES[:2], 2 + 4), (STATES, 2)], ids=("none", "moments", "all")
-)
-def test_slots_that_are_streamed_are_not_copied(streamed: tuple[str, ...], per_param: int) -> None:
+@pytest.mark.parametrize(("tier", "per_param"), [("none", 2 + 4 + 4 + 4), ("cpu", 2 + 4 + 4 + 4), ("disk", 2)])
+def test_states_on_disk_are_not_copied(tier: str, per_param: int) -> None:
     text: dict[str, Any] = {"model": MODELS["llama"], "train": {"seq_len": 32}, "precision": {"params": "bf16"}}
-    config = parse(text | {"checkpoint": {"dir": "run", "every": 5}}, TrainConfig, "test")
+    text |= {"checkpoint": {"dir": "run", "every": 5}, "offload": {"optimizer": tier}}
+    config = parse(text, TrainConfig, "test")
     table = decoder_spec(ModelConfig(**MODELS["llama"])).table
     total = sum(math.prod(spec.shape) for spec in table if not spec.alias)
-    found = save_copy_bytes(config, table, config.layout(None), 0, streamed)
-    assert found == pytest.approx(per_param * total, rel=0.02)
+    assert save_copy_bytes(config, table, config.layout(None), 0) == pytest.approx(per_param * total, rel=0.02)

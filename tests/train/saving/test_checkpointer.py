@@ -17,6 +17,7 @@ from torch import nn
 from tk.checkpoint.read.reader import Checkpoint
 from tk.checkpoint.run.run_folder import RunFolder
 from tk.checkpoint.save.background_save import BackgroundSaver
+from tk.checkpoint.save.state_source import Segments
 from tk.core.errors import CheckpointError, TkError, WorkerDied
 from tk.tests.example_counts import sized
 from tk.tests.rank_pool import RankPool
@@ -46,19 +47,19 @@ def values_of(engine: ModelEngine) -> list[float]:
     return torch.cat([value.reshape(-1).float() for value in state.values()]).tolist()
 
 
-def stopping_begin(saver: BackgroundSaver, step: int, resume: Mapping[str, Any]) -> None:
+def stopping_begin(saver: BackgroundSaver, step: int, resume: Mapping[str, Any], segments: Segments) -> None:
     """The writer stands still before it sees its order."""
     os.kill(saver.process_id, signal.SIGSTOP)
-    BEGIN(saver, step, resume)
+    BEGIN(saver, step, resume, segments)
 
 
-def killing_begin(saver: BackgroundSaver, step: int, resume: Mapping[str, Any]) -> None:
+def killing_begin(saver: BackgroundSaver, step: int, resume: Mapping[str, Any], segments: Segments) -> None:
     """The writer is gone before it has written anything."""
-    stopping_begin(saver, step, resume)
+    stopping_begin(saver, step, resume, segments)
     os.kill(saver.process_id, signal.SIGKILL)
 
 
-def withholding_begin(saver: BackgroundSaver, step: int, resume: Mapping[str, Any]) -> None:
+def withholding_begin(saver: BackgroundSaver, step: int, resume: Mapping[str, Any], segments: Segments) -> None:
     """The writer does not hear of the save."""
     saver._in_flight = step
 
@@ -143,9 +144,9 @@ def test_the_folder_is_locked_until_the_step_is_committed(monkeypatch: pytest.Mo
     """Training goes on meanwhile; the state at the save is written."""
     engine, writers = make_engine(), []
 
-    def begin(saver: BackgroundSaver, step: int, resume: Mapping[str, Any]) -> None:
+    def begin(saver: BackgroundSaver, step: int, resume: Mapping[str, Any], segments: Segments) -> None:
         writers.append(saver.process_id)
-        stopping_begin(saver, step, resume)
+        stopping_begin(saver, step, resume, segments)
 
     monkeypatch.setattr(BackgroundSaver, "begin", begin)
     train_step(engine, 0)
@@ -230,9 +231,9 @@ with lasting_imports():
 
 good, bad, writers = t.make_engine(), t.make_engine(), []
 
-def begin(saver, step, resume):
+def begin(saver, step, resume, segments):
     writers.append(saver.process_id)
-    t.stopping_begin(saver, step, resume)
+    t.stopping_begin(saver, step, resume, segments)
 
 BackgroundSaver.begin = begin
 for engine, folder in ((good, "good"), (bad, "bad")):

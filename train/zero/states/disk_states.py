@@ -9,6 +9,7 @@ Reads and writes of an update go past the page cache. While a save still reads t
 second area of the file, so that the save goes on with the states that it began with.
 """
 
+import errno
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -19,6 +20,7 @@ from typing import Final
 
 import torch
 
+from ....core.errors import StorageError
 from ....core.state_pieces import StatePiece, cut
 from .buffer import PageBuffer
 from .state_file import StateFile
@@ -70,7 +72,10 @@ class DiskStates:
         for piece in self._pieces:
             self._of_bucket.setdefault(piece.bucket, []).append(piece)
         largest = max((piece.nbytes for piece in self._pieces), default=0)
-        self._file = StateFile(folder, sum(piece.nbytes for piece in self._pieces))
+        self._area = sum(piece.nbytes for piece in self._pieces)
+        self._file = StateFile(folder, self._area)
+        self._areas = [0] * len(self._pieces)  # the area that has the piece's values, 0 or 1
+        self._pinned: list[int] | None = None  # the areas that a save reads
         self._free = [PageBuffer(largest, pinned) for _ in range(max(num_buffers, LEAST_BUFFERS))]
         self._ahead: deque[_Loan] = deque()  # pieces whose reads are started, in the order of the next update
         self._behind: deque[_Loan] = deque()  # pieces whose writes are started
@@ -93,7 +98,16 @@ class DiskStates:
         for piece, low, high in parts:
             # A copy: torch would not free the memory of parameters again once numpy has seen it.
             part = values[low - begin : high - begin].to("cpu", self.dtypes[slot], copy=True)
+            before = self._begin(piece)
+            if self._take_area(piece):
+                self._copy(piece, before)
             self._file.write(_bytes_of(part), self._place(piece, slot, low))
+
+    def _copy(self, piece: StatePiece, before: int) -> None:
+        """Copies all values of a piece from the byte where they were."""
+        whole = torch.empty(piece.nbytes, dtype=torch.uint8)
+        self._file.read(_bytes_of(whole), before)
+        self._file.write(_bytes_of(whole), self._begin(piece))
 
     def _parts(self, bucket: int, begin: int, end: int) -> Iterator[tuple[StatePiece, int, int]]:
         """Yields the pieces that hold elements [begin, end) of a bucket's range, each with its part of them."""
@@ -103,7 +117,17 @@ class DiskStates:
                 yield piece, low, high
 
     def _place(self, piece: StatePiece, slot: str, element: int) -> int:
-        return piece.place + piece.slots[slot] + (element - piece.begin) * self.dtypes[slot].itemsize
+        return self._begin(piece) + piece.slots[slot] + (element - piece.begin) * self.dtypes[slot].itemsize
+
+    def _begin(self, piece: StatePiece) -> int:
+        return piece.place + self._areas[piece.index] * self._area
+
+    def _take_area(self, piece: StatePiece) -> bool:
+        """Chooses the area for new values of a piece; returns whether it is another than that of the present ones."""
+        is_pinned = self._pinned is not None and self._pinned[piece.index] == self._areas[piece.index]
+        if is_pinned:
+            self._areas[piece.index] = 1 - self._areas[piece.index]
+        return is_pinned
 
     def read_ahead(self, buckets: Sequence[int]) -> None:
         """Fills the buffers that are free."""
@@ -140,14 +164,15 @@ class DiskStates:
                 for slot, dtype in self.dtypes.items()
             }
             yield StateRange(piece.bucket, piece.begin, piece.end, slots)
-            loan.pending = self._file.write_pages(loan.buffer.memory[: piece.nbytes], piece.place)
+            self._take_area(piece)
+            loan.pending = self._file.write_pages(loan.buffer.memory[: piece.nbytes], self._begin(piece))
             self._behind.append(loan)
             while self._behind and all(each.done() for each in self._behind[0].pending):
                 self._end_write()
 
     def _start_read(self, piece: StatePiece, fresh: bool) -> None:
         buffer = self._free.pop()
-        reads = [] if fresh else self._file.read_pages(buffer.memory[: piece.nbytes], piece.place)
+        reads = [] if fresh else self._file.read_pages(buffer.memory[: piece.nbytes], self._begin(piece))
         self._ahead.append(_Loan(buffer, piece, reads))
 
     def _end_write(self) -> None:
@@ -168,6 +193,35 @@ class DiskStates:
             for each in loan.pending:
                 each.exception()
             self._free.append(loan.buffer)
+
+    @property
+    def fd(self) -> int:
+        """The descriptor of the file."""
+        return self._file.fd
+
+    def pin(self) -> bool:
+        """Keeps the present values; the first call makes the file twice as large, or returns False on a full disk."""
+        self._settle(self._pieces)
+        try:
+            self._file.reserve(2 * self._area)
+        except StorageError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            return False
+        self._pinned = list(self._areas)
+        return True
+
+    def unpin(self) -> None:
+        """Lets updates write everywhere again."""
+        self._pinned = None
+
+    def segments(self, slot: str, bucket: int, begin: int, end: int) -> list[tuple[int, int]]:
+        """Returns one segment for each piece."""
+        itemsize = self.dtypes[slot].itemsize
+        return [
+            (self._place(piece, slot, low), (high - low) * itemsize)
+            for piece, low, high in self._parts(bucket, begin, end)
+        ]
 
     def close(self) -> None:
         """Gives the file back. Idempotent."""

@@ -52,6 +52,22 @@ class MemoryStates:
             StateRange(bucket, 0, self._sizes[bucket], slots) for bucket, slots in zip(buckets, of_bucket, strict=True)
         )
 
+    @property
+    def fd(self) -> int:
+        """-1: there is no file."""
+        return -1
+
+    def pin(self) -> bool:
+        """Returns False."""
+        return False
+
+    def unpin(self) -> None:
+        """Does nothing."""
+
+    def segments(self, slot: str, bucket: int, begin: int, end: int) -> list[tuple[int, int]]:
+        """Returns []."""
+        return []
+
     def close(self) -> None:
         """Frees the tensors."""
         self._tensors.clear()

@@ -24,6 +24,7 @@ class StateFile:
         nbytes: its size.
 
     Attributes:
+        fd: a descriptor, through the page cache.
         close: ends the threads and gives the file's bytes back, once; so does the end of this object.
 
     Raises:
@@ -32,22 +33,26 @@ class StateFile:
 
     def __init__(self, folder: Path, nbytes: int) -> None:
         self.folder = folder
-        self._fd = storage.open_unnamed(folder)
-        self._fds = [self._fd]
+        self.fd = storage.open_unnamed(folder)
+        self._fds = [self.fd]
         self._threads = ThreadPoolExecutor(THREADS, "tk-states")
         self.close = weakref.finalize(self, _close, self._threads, self._fds)
         try:
-            storage.reserve(self._fd, max(nbytes, PAGE))
+            self.reserve(max(nbytes, PAGE))
             self._direct = self._open_direct()
         except BaseException:
             self.close()
             raise
 
+    def reserve(self, nbytes: int) -> None:
+        """Makes the file larger. Raises StorageError if the disk is too small."""
+        storage.reserve(self.fd, nbytes)
+
     def _open_direct(self) -> int:
         """Returns a descriptor past the page cache, or the file's own if its file system has none."""
-        direct = storage.open_direct(self._fd)
+        direct = storage.open_direct(self.fd)
         if direct is None:
-            return self._fd
+            return self.fd
         self._fds.append(direct)
         page = PageBuffer(PAGE)
         try:
@@ -55,7 +60,7 @@ class StateFile:
         except StorageError as error:
             if error.errno != errno.EINVAL:  # the answer of a file system that needs a larger alignment
                 raise
-            return self._fd
+            return self.fd
         return direct
 
     def read_pages(self, buffer: memoryview, offset: int) -> "list[Future[None]]":
@@ -78,11 +83,11 @@ class StateFile:
 
     def read(self, buffer: memoryview, offset: int) -> None:
         """Reads any bytes, by this thread."""
-        self._check_whole(storage.pread(self._fd, buffer, offset, once=True), buffer, offset)
+        self._check_whole(storage.pread(self.fd, buffer, offset, once=True), buffer, offset)
 
     def write(self, data: memoryview, offset: int) -> None:
         """Writes any bytes, by this thread."""
-        storage.pwrite(self._fd, data, offset)
+        storage.pwrite(self.fd, data, offset)
 
     def _check_whole(self, count: int, buffer: memoryview, offset: int) -> None:
         if count != len(buffer):

@@ -48,5 +48,18 @@ class StateStore(Protocol):
             fresh: whether the values given are undefined; the caller then writes all that it needs.
         """
 
+    @property
+    def fd(self) -> int:
+        """The descriptor of the file that `segments` are in; -1 without a file."""
+
+    def pin(self) -> bool:
+        """Keeps the present bytes of all values in the file until `unpin`; returns False if nothing can."""
+
+    def unpin(self) -> None:
+        """Lets updates write to all places again. Idempotent."""
+
+    def segments(self, slot: str, bucket: int, begin: int, end: int) -> list[tuple[int, int]]:
+        """Returns the places of elements [begin, end) in the file, (byte, number of bytes), while `pin` keeps them."""
+
     def close(self) -> None:
         """Gives memory and files back. Idempotent."""

@@ -101,12 +101,12 @@ def test_without_files_that_have_no_name_a_name_that_was_left_is_removed(
 ) -> None:
     real = os.open
 
-    def refusing(path: Any, flags: int, *mode: int) -> int:
+    def refuse(path: Any, flags: int, *mode: int) -> int:
         if flags & os.O_TMPFILE == os.O_TMPFILE:
             raise OSError(errno.EOPNOTSUPP, "no such files here")
         return real(path, flags, *mode)
 
-    monkeypatch.setattr(os, "open", refusing)
+    monkeypatch.setattr(os, "open", refuse)
     (tmp_path / ".tk-unnamed-12-34").write_text("of a process that was killed")
     (tmp_path / "notes.txt").write_text("mine")
     made = DiskStates(DTYPES, SIZES, tmp_path, 3, pinned=False)
@@ -114,6 +114,48 @@ def test_without_files_that_have_no_name_a_name_that_was_left_is_removed(
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
     assert made.read("master", 0, 6, 9).tolist() == [7.0, 1.0, 2.0]
     made.close()
+
+
+def test_a_pinned_generation_stays_while_updates_and_writes_go_on(states: DiskStates) -> None:
+    for number in range(3):
+        change(states, [2, 1, 0], 1.0 + number)
+        before = {
+            (slot, bucket): states.read(slot, bucket, 0, size) for slot in DTYPES for bucket, size in enumerate(SIZES)
+        }
+        assert states.pin()
+        kept = {key: states.segments(*key, 0, SIZES[key[1]]) for key in before}
+        for amount in (0.5, 3.0):
+            change(states, [2, 1, 0], amount)
+        states.write("master", 0, 1500, torch.full((700,), 9.0))
+        states.write("exp_avg", 2, 10, torch.full((5,), 2.0))
+        after = states.read("master", 0, 0, SIZES[0])
+        assert (after[1500:2200] == 9.0).all()
+        assert torch.equal(after[:1500], before["master", 0][:1500] + 2 + torch.arange(1500) % 7 * 3.5)
+        for (slot, bucket), places in kept.items():
+            found = b"".join(os.pread(states.fd, nbytes, begin) for begin, nbytes in places)
+            assert torch.equal(torch.frombuffer(bytearray(found), dtype=DTYPES[slot]), before[slot, bucket])
+        states.unpin()
+
+
+def test_without_place_for_two_generations_nothing_is_pinned(
+    states: DiskStates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(states, [2, 1, 0], 1.0)
+    for number, result in ((errno.ENOSPC, False), (errno.EDQUOT, False)):
+        monkeypatch.setattr(os, "posix_fallocate", refusing(number))
+        assert states.pin() is result
+    monkeypatch.setattr(os, "posix_fallocate", refusing(errno.EIO))
+    with pytest.raises(StorageError, match="Input/output error"):
+        states.pin()
+    change(states, [2, 1, 0], 1.0)
+    assert states.read("exp_avg", 0, 6, 8).tolist() == [12.0, 0.0]
+
+
+def refusing(number: int) -> Callable[..., None]:
+    def call(fd: int, offset: int, size: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return call
 
 
 def failing(name: str, number: int, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,10 +196,7 @@ def test_a_disk_that_fails_is_reported_by_the_next_update_at_the_latest(
 
 
 def test_a_disk_that_is_too_small_is_refused_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(fd: int, offset: int, size: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", refusing(errno.ENOSPC))
     with pytest.raises(StorageError, match=r"cannot be given \d+ bytes: No space left"):
         DiskStates(DTYPES, SIZES, tmp_path, 3, pinned=False)
     assert list(tmp_path.iterdir()) == []
