@@ -84,6 +84,9 @@ CASES: Final[dict[str, Case]] = {
         {"data": STDLIB | {"cache": "{0}/nowhere"}, "model": {"vocab_size": 300}}, 2, "has 4096 tokens, more than"
     ),
     "run folder, empty": Case({"checkpoint": {"dir": ""}}, 2, "the path is empty"),
+    "folder of offload, a file": Case(
+        {"offload": {"optimizer": "disk", "folder": "{0}/file"}}, 2, "file is a file, and must be a folder"
+    ),
     "run folder, a file": Case({"checkpoint": {"dir": "{0}/file"}}, 2, "file is a file, and must be a folder"),
     "run folder, below a file": Case(
         {"checkpoint": {"dir": "{0}/file/run"}}, 2, "file is a file, and must be a folder"

@@ -95,7 +95,8 @@ def _absent(config: TrainConfig, given: GivenModel) -> Iterator[TkError]:
 def check_folders(config: TrainConfig) -> None:
     """Raises ConfigError if a folder that the run makes has a name that a file takes, or lies below a file."""
     cache = {"[data] cache": Path(config.data.cache)} if config.data.sources == "stdlib" else {}
-    for key, folder in {"[checkpoint] dir": config.run_folder, **cache}.items():
+    states = {"[offload] folder": Path(config.offload.folder)} if config.offload.folder else {}
+    for key, folder in {"[checkpoint] dir": config.run_folder, **cache, **states}.items():
         taken = next((path for path in (folder, *folder.parents) if path.exists()), None)
         if taken is not None and not taken.is_dir():
             raise ConfigError(f"{key} = {str(folder)!r}: {taken} is a file, and must be a folder. Name another folder.")

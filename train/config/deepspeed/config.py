@@ -69,7 +69,8 @@ def map_deepspeed(data: Mapping[str, Any], where: str, dp: int, micro_batch_size
         except ConfigError as error:
             problems.append(str(error))
     if problems:
-        raise ConfigError(f"{where}: " + "; ".join(problems) + ".")
+        text = "; ".join(problems)
+        raise ConfigError(f"{where}: {text}" + ("" if text.endswith("?") else "."))
     return Mapped((*settings, *defaults(given, settings)), tuple(_notes(given)))
 
 
