@@ -24,7 +24,7 @@ from .moved_bytes import Moved, moved_bytes
 from .placed_bytes import PlacedBytes
 from .planned_model import planned_model
 from .problems import notes, problems, refuse, size_problems
-from .save_copy import save_copy_bytes
+from .save_copy import save_copy_bytes, saves_beside_training
 from .traffic import StepWork
 
 
@@ -78,7 +78,7 @@ class PlannedRun:
         return tuple(
             model_state_bytes(config, layout, params, self.num_micro_batches)
             | _pass_bytes(shape, stages(self.table, layout, pp), self.simulation.peak_in_flight[pp])
-            | _save_bytes(config, self.table, layout, pp)
+            | _save_bytes(config, self.table, layout, pp, params)
             for pp, params in enumerate(self.ranks)
         )
 
@@ -154,6 +154,13 @@ def _pass_bytes(shape: PassShape, held: Sequence[Stage], in_flight: int) -> Plac
     )
 
 
-def _save_bytes(config: TrainConfig, table: Table, layout: Layout, pp: int) -> PlacedBytes:
+def _save_bytes(
+    config: TrainConfig, table: Table, layout: Layout, pp: int, params: Sequence[LocalParam]
+) -> PlacedBytes:
+    """Returns the bytes of what saves in the background need: a copy, and for states on disk a second area there."""
+    if not saves_beside_training(config):
+        return PlacedBytes()
+    states = state_parts(config, layout, buckets(params, layout))["optimizer"]
+    on_disk = states.tier == "disk"
     size = save_copy_bytes(config, table, layout, pp)
-    return PlacedBytes(host={"copy for saves": size} if size else {})
+    return PlacedBytes(host={"copy for saves": size}, disk={"optimizer, for saves": states.nbytes} if on_disk else {})

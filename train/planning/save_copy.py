@@ -7,15 +7,17 @@ from ...core.tensors import Table
 from ..config.train_config import TrainConfig
 
 
+def saves_beside_training(config: TrainConfig) -> bool:
+    """Returns whether a step is written while training goes on; the last save is waited for."""
+    return config.checkpoint.async_save and 0 < config.checkpoint.every < config.train.steps
+
+
 def save_copy_bytes(config: TrainConfig, table: Table, layout: Layout, pp: int) -> int:
-    """Returns the bytes of the copy, on the rank of pipeline rank `pp` that writes most; 0 if no save needs a copy.
+    """Returns the bytes of the copy, on the rank of pipeline rank `pp` that writes most.
 
     The copy is allocated at the first save and stays. The first rank writes most: it also saves the tensors that are
     equal on all tp ranks, and a remainder if tensors cannot be distributed evenly. States on disk are not copied.
     """
-    every = config.checkpoint.every
-    if not config.checkpoint.async_save or not 0 < every < config.train.steps:
-        return 0
     slots = {"weight": by_name(config.precision.params).code}
     if config.offload.optimizer != "disk":
         slots |= dict.fromkeys(("exp_avg", "exp_avg_sq"), by_name(config.optimizer.states).code)

@@ -54,7 +54,9 @@ def measure(config: dict[str, Any]) -> dict[str, Any]:
     held = _levels(building)[-1]
     plan = make_plan(parsed, world)
     with trainer.checkpointer.open(trainer.save_options()) as run:
-        copy = Buffers(run.saver.job).nbytes
+        source = trainer.engine.optimizer.pin()  # as a save does that reads states on disk
+        copy = Buffers(run.saver.job, source.slots if source else ()).nbytes
+        trainer.engine.optimizer.unpin()
     return {
         "held": held,
         "peak": held + max(_levels(stepping)),

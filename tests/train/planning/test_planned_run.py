@@ -41,6 +41,16 @@ def test_on_a_cpu_states_on_disk_make_room_and_malloc_takes_the_same(run: Planne
     assert free[0] == free[1]
 
 
+def test_saves_copy_weights_only_and_states_on_disk_have_a_second_area(run: PlannedRun) -> None:
+    on_disk = run.with_offload(OffloadSection(optimizer="disk"))
+    for before, after in zip(run.memory(), on_disk.memory(), strict=True):
+        assert after.host["copy for saves"] == pytest.approx(before.host["copy for saves"] * 2 / 14, rel=0.2), (
+            "alignment"
+        )
+        assert after.disk["optimizer, for saves"] == after.disk["optimizer"]
+        assert "optimizer, for saves" not in before.disk
+
+
 def test_the_traffic_is_that_of_the_pipeline_rank_with_the_most_parameters(run: PlannedRun) -> None:
     sizes = [sum(param.size for param in params) for params in run.ranks]
     assert sum(param.size for param in run.fullest) == max(sizes)
