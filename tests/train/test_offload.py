@@ -1,6 +1,7 @@
 """Runs with states on the host or on disk: on a CPU they have the bits of a run that keeps them."""
 
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from tk.checkpoint.read.reader import Checkpoint
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
-from tk.tests.train.run_training import run_training
+from tk.tests.train.run_training import make_trainer, run_training
+from tk.train.zero.flat_buffers import FlatBucket
 
 pytestmark = [pytest.mark.timeout(600)]
 
@@ -74,3 +76,31 @@ def test_a_run_has_the_bits_of_one_that_keeps_its_states(
             assert found[name]["loss"] == found["kept"]["loss"]
             for step in (2, 3, 4, 6):
                 same_bits(*(Checkpoint.open(tmp_path / run / f"step-{step:08d}") for run in (name, "kept")))
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_the_next_step_begins_while_the_update_runs_though_gradients_are_clipped(
+    configure: Configure, zero: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last layer's states arrive only once the first layer of the next step has computed."""
+    has_computed, waited = threading.Event(), []
+    trainer = make_trainer(
+        configure(optimizer={"grad_clip": 0.01}, precision={"params": "bf16"}, zero={"stage": zero}, offload=HOST)
+    )
+    optimizer, last = trainer.engine.optimizer, 0  # the last layers are in the first bucket
+    update = optimizer._update
+
+    def updating(bucket: FlatBucket, *arguments: Any) -> None:
+        if bucket is trainer.engine.buffers.buckets[last]:
+            waited.append(has_computed.wait(60))
+        update(bucket, *arguments)
+
+    trainer.step()
+    optimizer.finish()
+    monkeypatch.setattr(optimizer, "_update", updating)
+    trainer.step()
+    first = trainer.stages[0].model.layers["0"]
+    first.register_forward_hook(lambda *arguments: has_computed.set())
+    trainer.step()
+    optimizer.finish()
+    assert waited == [True, True]
