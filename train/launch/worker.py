@@ -73,7 +73,10 @@ def _join(
     else:
         dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world, timeout=timeout)
     try:
-        Trainer(config, device=device, resume=resume, fork=fork, stop=stop, heartbeat=heartbeat).fit()
+        trainer = Trainer(config, device=device, resume=resume, fork=fork, stop=stop, heartbeat=heartbeat)
+        if device.type == "cpu":
+            keep_freed_memory()  # of its steps, not of its construction, which needs more at once
+        trainer.fit()
     finally:
         dist.destroy_process_group()
 
@@ -89,7 +92,6 @@ def _number(variable: str) -> int:
 
 def _device(deterministic: bool) -> torch.device:
     if not torch.cuda.is_available():
-        keep_freed_memory()
         return torch.device("cpu")
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at its first call
