@@ -24,6 +24,7 @@ from ..config.train_config import TrainConfig
 from .placed_bytes import TRANSFERS, PlacedBytes
 
 IN_FLIGHT: Final = 3  # buckets of gradients in memory: one is filled while two are exchanged
+RECEIVED: Final = 2  # parts in memory that this rank receives of the buckets that are exchanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,9 @@ def model_state_bytes(
     found["none"]["parameters"] += frozen * itemsize
     if exchanged := _exchanged(config, layout, plans, num_micro_batches):
         found["none"]["buckets"] = exchanged * FP32.itemsize
+    if layout.zero >= 2:
+        largest = sorted((bucket.size for bucket in plans), reverse=True)[:RECEIVED]
+        found["none"]["received parts"] = sum(largest) // layout.group_size * FP32.itemsize
     if layout.zero == 3:
         found["none"]["gathered parameters"] = _gathered(params, config.zero.overlap) * itemsize
     if on_disk := sum(part.buffers(config.offload.buffers) for part in parts.values()):
