@@ -28,10 +28,10 @@ def read_bytes(name: str) -> int:
 
 
 def train(text: str, world_size: int, keep: bool) -> None:
-    """Trains as `tk train` does, with its last save and evaluation; to `keep` freed memory is for good."""
+    """Trains as `tk train` does, with its last save and evaluation; freed memory that is to `keep` is kept for good."""
     config = parse(json.loads(text), TrainConfig, "the benchmark")
     trainer = Trainer(config, Mesh.build(config.layout(world_size), config.model.num_key_value_heads))
-    if keep:
+    if keep and config.offload.optimizer == "none":
         keep_freed_memory()
     trainer.fit()
 

@@ -74,8 +74,9 @@ def _join(
         dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world, timeout=timeout)
     try:
         trainer = Trainer(config, device=device, resume=resume, fork=fork, stop=stop, heartbeat=heartbeat)
-        if device.type == "cpu":
-            keep_freed_memory()  # of its steps, not of its construction, which needs more at once
+        # Of its steps, not of its construction, which needs more at once; a run that offloads has no memory to spare.
+        if device.type == "cpu" and config.offload.optimizer == "none":
+            keep_freed_memory()
         trainer.fit()
     finally:
         dist.destroy_process_group()
