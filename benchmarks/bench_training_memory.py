@@ -141,7 +141,7 @@ def _rises(config: dict[str, Any], world_size: int) -> list[int]:
 
 
 def free_port() -> int:
-    """Returns a port of this host that nobody listens on."""
+    """Returns a free port of this host."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]

@@ -54,7 +54,7 @@ class Construction(TorchDispatchMode):
         self.newest = "no parameter"
         self.asked_for_meta = self.autocast = False
         self._owners: dict[int, str] = {}  # the parameter that was registered last in a slot
-        self._marks = secrets.randbits(40) << 20  # + a number: a seed that nobody else sets
+        self._marks = secrets.randbits(40) << 20  # + a number: a seed that no other code sets
         self._drawn_last: dict[int, Operation] = {}  # by the mark in the generator
         self._generators: list[torch.Generator] = []
         self._stale: set[int] = set()  # slots with values that memory of theirs lacks

@@ -90,7 +90,7 @@ class ConstructionLog:
         self.constants: dict[
             int, torch.UntypedStorage
         ] = {}  # slots that were there before the block, with their values
-        self._open: set[int] = set()  # slots that numpy may write, which nobody sees
+        self._open: set[int] = set()  # slots that numpy may write unseen
         self._operations: list[Operation] = []
         self._changes: list[list[Operation]] = []  # by slot
         self._absent: set[int] = set()  # slots of memory on the meta device
