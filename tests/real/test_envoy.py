@@ -1,10 +1,12 @@
 """Envoy as examples/deploy configures it, before two servers: TLS, affinity by prefix, a drain without loss."""
 
+import json
 import socket
 import subprocess
 import time
+import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,8 @@ def free_port() -> int:
         return int(listening.getsockname()[1])
 
 
-def write_config(folder: Path, port: int, targets: list[str]) -> Path:
-    """Writes the example's files for this machine: other paths and addresses, nothing else."""
+def write_config(folder: Path, port: int, admin_port: int, targets: list[str]) -> Path:
+    """Writes the example's files for this machine: other paths and addresses, and a port that shows Envoy's view."""
     certificate = (EXAMPLE / "certificate.yaml").read_text()
     for name, file in (("tls.crt", "server.pem"), ("tls.key", "server.key")):
         certificate = certificate.replace(f"/etc/tls/{name}", str(CERTIFICATES / file))
@@ -49,6 +51,7 @@ def write_config(folder: Path, port: int, targets: list[str]) -> Path:
         {"endpoint": {"address": {"socket_address": {"address": host, "port_value": int(number)}}}}
         for host, _, number in addresses
     ]
+    config["admin"] = {"address": {"socket_address": {"address": "127.0.0.1", "port_value": admin_port}}}
     path = folder / "envoy.yaml"
     path.write_text(yaml.safe_dump(config))
     return path
@@ -67,25 +70,35 @@ def servers(tiny: Path) -> Iterator[list[Serving]]:
 @pytest.fixture
 def proxy(envoy: Path, servers: list[Serving], tmp_path: Path) -> Iterator[Any]:
     """A stub that calls the servers through Envoy."""
-    port = free_port()
-    config = write_config(tmp_path, port, [serving.target for serving in servers])
+    port, admin_port = free_port(), free_port()
+    config = write_config(tmp_path, port, admin_port, [serving.target for serving in servers])
     command = [str(envoy), "--config-path", str(config), "--use-dynamic-base-id", "--concurrency", "1"]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen([*command, "--log-level", "warning"], stdout=log, stderr=log)
     try:
+        wait_healthy(admin_port, len(servers), process, tmp_path / "log")
         with grpc.secure_channel(f"127.0.0.1:{port}", credentials(), options=NAMED) as channel:
-            stub: Any = GenerationStub(channel)
-            deadline = time.monotonic() + WAIT_SECONDS
-            while time.monotonic() < deadline:
-                try:
-                    stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=5, wait_for_ready=True)
-                    break
-                except grpc.RpcError:
-                    assert process.poll() is None, (tmp_path / "log").read_text()
-            yield stub
+            yield GenerationStub(channel)
     finally:
         process.kill()
         process.wait()
+
+
+def wait_healthy(admin_port: int, count: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Waits until Envoy sends calls to all servers: one that it has not yet asked for its health gets none."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text()
+        with (
+            suppress(OSError),
+            urllib.request.urlopen(f"http://127.0.0.1:{admin_port}/clusters?format=json", timeout=5) as answer,
+        ):
+            [cluster] = json.load(answer)["cluster_statuses"]
+            hosts = [host["health_status"] for host in cluster.get("host_statuses", [])]
+            if sum("failed_active_health_check" not in health for health in hosts) == count:
+                return
+        time.sleep(0.05)
+    raise AssertionError(log.read_text())
 
 
 def cached(stub: Any, prompt: list[int], prefix: str) -> int:
