@@ -5,7 +5,7 @@ from ..observability.tally import RequestTally
 from ..server.access.callers import Callers
 from ..server.options import ServerOptions
 from ..server.request.request_log import RequestLog
-from ..server.request.runner import RequestRunner
+from ..server.runner import RequestRunner
 from .router import HttpRouter
 from .routes import routes_of
 from .served import ServedModel

@@ -9,7 +9,7 @@ from ..server.access.callers import Callers
 from ..server.access.tokens import Caller
 from ..server.options import ServerOptions
 from ..server.request.request_log import RequestLog
-from ..server.request.runner import RequestRunner
+from ..server.runner import RequestRunner
 from .router import HttpRoute, HttpRouter
 from .transport.listener import Listener
 from .transport.messages import HttpRequest, Reply

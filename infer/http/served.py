@@ -12,7 +12,7 @@ from ..scheduling.books import EngineLoad
 from ..server.access.tokens import Caller
 from ..server.lifecycle.lifecycle import ServerState
 from ..server.request.request_log import RequestLog
-from ..server.request.runner import RequestRunner
+from ..server.runner import RequestRunner
 from ..server.service import asked_request
 
 Numbered = tuple[int, SentEvent]

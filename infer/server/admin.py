@@ -16,7 +16,7 @@ from .errors import NotBuilt
 from .lifecycle.lifecycle import ServerState
 from .reload.reloads import Reloads
 from .request.calls import PlainCalls
-from .request.runner import RequestRunner
+from .runner import RequestRunner
 
 ADMIN_SERVICE: Final = "tk.v1.Admin"
 

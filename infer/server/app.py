@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ...core.errors import WorkerDied
 from ...proto.v1 import generation_pb2 as pb
@@ -12,7 +12,6 @@ from ..observability.observer import Observer, Observers
 from ..observability.tally import RequestTally
 from .access.callers import Callers, TokenCallers
 from .admin import ADMIN_SERVICE, AdminService
-from .doors import Door
 from .engine_protocol import ServedEngine
 from .lifecycle.health import READINESS, Health
 from .lifecycle.lifecycle import Lifecycle
@@ -23,7 +22,7 @@ from .reload.reloads import Reloads
 from .request.calls import PlainCalls
 from .request.messages import add_service
 from .request.request_log import RequestLog
-from .request.runner import RequestRunner
+from .runner import RequestRunner
 from .service import GenerationService
 
 if TYPE_CHECKING:
@@ -38,6 +37,26 @@ ANSWER_GRACE: Final = 5.0
 # Seconds in which a server without workers still answers UNAVAILABLE: gRPC cancels calls that reach a stopping server.
 DEATH_NOTICE: Final = 1.0
 _LOG: Final = logging.getLogger(__name__)
+
+
+class Door(Protocol):
+    """A port beside that of gRPC, on the same event loop."""
+
+    async def open(self, runner: RequestRunner, callers: Callers, log: RequestLog, tally: RequestTally) -> None:
+        """Starts to listen, before the model is loaded; raises ConfigError if the address cannot be had.
+
+        Args:
+            runner: runs the requests.
+            callers: identifies the callers by their tokens.
+            log: the log of calls.
+            tally: counts the requests of all protocols.
+        """
+
+    def drain(self) -> None:
+        """Ends what is idle; new requests are refused by the runner, and live ones end by themselves."""
+
+    async def stop(self) -> None:
+        """Closes the port and ends all connections."""
 
 
 class Server:

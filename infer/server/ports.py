@@ -6,11 +6,11 @@ from typing import Final
 import grpc
 
 from .access.callers import Callers
-from .access.guard import Guard
 from .grpc_server import make_grpc_server
 from .lifecycle.health import HEALTH_SERVICE, Health
 from .options import ServerOptions, not_ours
 from .reflection import add_reflection
+from .request.guard import Guard
 from .request.request_log import RequestLog
 from .request.response_size import MAX_RESPONSE_BYTES
 

@@ -32,7 +32,7 @@ from .request.request_ids import METADATA_KEY
 from .request.request_log import RequestLog
 from .request.requests import check_request, check_score
 from .request.response_size import check_text_size
-from .request.runner import AskedRequest, RequestRunner
+from .runner import AskedRequest, RequestRunner
 from .status import answered, client_of
 
 # With 20 alternatives each, so many take a few milliseconds.

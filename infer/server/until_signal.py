@@ -6,8 +6,7 @@ import signal
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from .app import Server
-from .doors import Door
+from .app import Door, Server
 from .engine_protocol import LoadingEngine
 from .lifecycle.warm_up import warm_up
 from .options import ServerOptions

@@ -6,27 +6,29 @@ Also, a public class name is taken once, with or without an underscore before it
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tk.tests.house.syntax import nodes
 
-FLOORS = {
-    "core": 0,
-    "parallel": 1,
-    "checkpoint": 1,
-    "proto": 1,
-    "text": 1,
-    "model": 2,
-    "data": 2,
-    "train": 3,
-    "infer": 3,
-    "parity": 4,
-    "cli": 5,
-}
-# The floors of a room's own folders and modules.
-SUB_FLOORS = {
+# The floors of each folder's own folders, and of the modules beside them that they import. A module without a floor
+# stands above all that have one.
+FLOORS: dict[str, dict[str, int]] = {
+    "": {
+        "core": 0,
+        "parallel": 1,
+        "checkpoint": 1,
+        "proto": 1,
+        "text": 1,
+        "model": 2,
+        "data": 2,
+        "train": 3,
+        "infer": 3,
+        "parity": 4,
+        "cli": 5,
+    },
     "checkpoint": {"files": 0, "format": 1, "read": 2, "run": 3, "save": 4, "convert": 5},
+    "core": {"cpu": 0, "errors": 0, "extras": 0, "process": 0, "native": 1},
     "infer": {
         "constraints": 0,
         "kv_formats": 0,
@@ -45,6 +47,25 @@ SUB_FLOORS = {
         "http": 11,
         "load_test": 10,
     },
+    "infer/backends": {"engine_line": 0, "loading": 0, "backend": 1, "aten": 2, "native": 2},
+    "infer/backends/native": {"binding": 0},
+    "infer/http": {"transport": 0, "router": 1, "page": 2},
+    "infer/scheduling": {"costs": 0, "sequences": 0, "blocks": 1, "steps": 1, "waiting": 2},
+    "infer/server": {
+        "engine_protocol": 0,
+        "errors": 0,
+        "status": 1,
+        "grpc_server": 2,
+        "access": 3,
+        "request": 4,
+        "lifecycle": 5,
+        "reload": 6,
+        "runner": 6,
+        "service": 7,
+        "open_inference": 8,
+    },
+    "model": {"shape": 0, "spec": 1, "window_keys": 1, "llama_family": 2, "architectures": 3},
+    "proto": {"open_inference": 0, "v1": 0},
     "train": {
         "config": 0,
         "state": 0,
@@ -59,6 +80,8 @@ SUB_FLOORS = {
         "run": 7,
         "launch": 8,
     },
+    "train/config": {"deepspeed": 0},
+    "train/zero": {"states": 0},
 }
 # The modules that compute. All other modules, policies and clients among them, work without a deep-learning stack.
 COMPUTE: dict[str, str] = {
@@ -89,10 +112,6 @@ def dotted(path: Path) -> str:
     return ".".join(part for part in path.with_suffix("").parts if part != "__init__")
 
 
-def room_of(name: str) -> str:
-    return name.split(".")[0]
-
-
 def imports(path: Path, text: str) -> Iterator[tuple[int, str]]:
     """Yields (line, name below `tk`) for every import of tk's own modules, inside functions too."""
     package = ["tk", *path.parent.parts]
@@ -109,22 +128,19 @@ def imports(path: Path, text: str) -> Iterator[tuple[int, str]]:
 
 
 def broken_rules(path: Path, text: str) -> list[str]:
-    """Returns a line for every import of a module that its floor forbids."""
-    room = path.parts[0] if len(path.parts) > 1 else ""
-    if not room:
-        return []
-    wrong = []
+    """Returns a line for every import of a module that a floor forbids: in the folder where the two ways part."""
+    here, wrong = path.with_suffix("").parts, []
     for line, name in imports(path, text):
-        other = room_of(name)
-        if other == "__version__":
+        there = name.split(".")
+        depth = next((i for i, (mine, other) in enumerate(zip(here, there, strict=False)) if mine != other), None)
+        if depth is None or there == ["__version__"]:
             continue
-        if other == room:
-            floors, here, there = SUB_FLOORS.get(room, {}), Path(path.parts[1]).stem, f"{name}.".split(".")[1]
-            if here in floors and here != there and floors.get(there, 99) >= floors[here]:
-                wrong.append(f"{path}:{line}: {room}/{here} must not import tk.{name}")
-            continue
-        if FLOORS.get(other, 99) >= FLOORS[room]:
-            wrong.append(f"{path}:{line}: {room} (floor {FLOORS[room]}) must not import tk.{name}")
+        floors = FLOORS.get("/".join(here[:depth]), {})
+        mine, other = here[depth], there[depth]
+        if mine in floors and floors.get(other, 99) >= floors[mine]:
+            wrong.append(
+                f"{path}:{line}: {'/'.join(here[: depth + 1])} (floor {floors[mine]}) must not import tk.{name}"
+            )
     return wrong
 
 
@@ -133,9 +149,23 @@ def test_imports_go_down_only(root: Path, sources: list[Path]) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_folder_of_a_room_with_floors_has_one(sources: list[Path]) -> None:
-    folders = {(path.parts[0], path.parts[1]) for path in sources if len(path.parts) > 2}
-    assert not [f"{room}/{name}" for room, name in sorted(folders) if name not in SUB_FLOORS.get(room, {name: 0})]
+def folders_of(paths: Iterable[Path]) -> set[tuple[str, str]]:
+    """Returns each folder with its parent: "infer/server" is ("infer", "server"), and "infer" is ("", "infer")."""
+    parts = [path.parts[:-1] for path in paths]
+    return {("/".join(names[:depth]), names[depth]) for names in parts for depth in range(len(names))}
+
+
+def test_every_folder_has_a_floor_among_its_neighbours(sources: list[Path]) -> None:
+    found = folders_of(sources)
+    assert not [f"{parent}/{name}" for parent, name in sorted(found) if name not in FLOORS.get(parent, {})]
+    assert set(FLOORS) <= {"", *(f"{parent}/{name}".removeprefix("/") for parent, name in found)}
+
+
+def test_every_floor_is_of_something(sources: list[Path]) -> None:
+    found = {"/".join(path.with_suffix("").parts) for path in sources}
+    found |= {f"{parent}/{name}".removeprefix("/") for parent, name in folders_of(sources)}
+    named = {f"{parent}/{name}".removeprefix("/") for parent, names in FLOORS.items() for name in names}
+    assert not named - found
 
 
 def test_rooms_use_relative_imports(root: Path, sources: list[Path]) -> None:
@@ -221,10 +251,16 @@ def test_the_rules_find_broken_imports() -> None:
     assert broken_rules(Path("data/loop.py"), fine) == []
     inside = broken_rules(Path("checkpoint/read/locate.py"), "from ..run import run_folder\nfrom .. import Checkpoint")
     assert len(inside) == 2
-    assert "checkpoint/read must not import tk.checkpoint.run.run_folder" in inside[0]
+    assert "checkpoint/read (floor 2) must not import tk.checkpoint.run.run_folder" in inside[0]
     assert broken_rules(Path("checkpoint/read/locate.py"), "from ..files import storage\nfrom . import foreign") == []
     [same_floor] = broken_rules(Path("train/health/stop.py"), "from ..state.progress import TrainState")
-    assert "train/health must not import tk.train.state.progress.TrainState" in same_floor
+    assert "train/health (floor 0) must not import tk.train.state.progress.TrainState" in same_floor
+    deep = broken_rules(
+        Path("infer/scheduling/sequences/output.py"), "from ..scheduler import S\nfrom ..steps import s"
+    )
+    assert len(deep) == 2
+    assert "infer/scheduling/sequences (floor 0) must not import tk.infer.scheduling.scheduler.S" in deep[0]
+    assert broken_rules(Path("infer/scheduling/blocks/pool.py"), "from ..sequences.output import Output") == []
 
 
 IMPORT_ALL = """

@@ -22,7 +22,7 @@ from ..request.messages import INLINE_BYTES
 from ..request.request_ids import METADATA_KEY
 from ..request.request_log import RequestLog
 from ..request.requests import check_model
-from ..request.runner import RequestRunner
+from ..runner import RequestRunner
 from ..service import asked_request
 from ..status import answered, client_of, text_for_client
 from .answers import StreamedAnswer, metadata_of, whole_answer

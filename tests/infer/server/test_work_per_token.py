@@ -22,7 +22,7 @@ from tk.infer.server.lifecycle.health import Health
 from tk.infer.server.lifecycle.lifecycle import Lifecycle
 from tk.infer.server.reload.model_switch import ModelSwitch
 from tk.infer.server.request.request_log import RequestLog
-from tk.infer.server.request.runner import RequestRunner
+from tk.infer.server.runner import RequestRunner
 from tk.infer.server.service import GenerationService
 from tk.infer.workers.processes import WorkerProcesses
 from tk.infer.workers.step_watch import StepWatch

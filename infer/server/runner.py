@@ -6,21 +6,21 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from ....core.errors import Cancelled
-from ....proto.v1 import generation_pb2 as pb
-from ...observability.observer import Observer
-from ...requests.events import CacheOptions, Request
-from ...requests.prompts import check_length
-from ...requests.sampling_params import SamplingParams
-from ...requests.servable import checked_prompt, with_grammar
-from ...requests.streams import CROWD, EventStream, Wakeups
-from ..access.tokens import Caller
-from ..engine_protocol import ServedEngine
-from ..errors import Draining
-from ..lifecycle.lifecycle import Lifecycle
-from .prompt_reader import PromptReader
-from .request_ids import LiveRequests, chosen_id
-from .response_size import check_response_size
+from ...core.errors import Cancelled
+from ...proto.v1 import generation_pb2 as pb
+from ..observability.observer import Observer
+from ..requests.events import CacheOptions, Request
+from ..requests.prompts import check_length
+from ..requests.sampling_params import SamplingParams
+from ..requests.servable import checked_prompt, with_grammar
+from ..requests.streams import CROWD, EventStream, Wakeups
+from .access.tokens import Caller
+from .engine_protocol import ServedEngine
+from .errors import Draining
+from .lifecycle.lifecycle import Lifecycle
+from .request.prompt_reader import PromptReader
+from .request.request_ids import LiveRequests, chosen_id
+from .request.response_size import check_response_size
 
 INLINE_IDS: Final = 8192  # to copy and check so many token ids takes less than a millisecond
 

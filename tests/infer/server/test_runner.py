@@ -13,7 +13,7 @@ from tk.infer.server.access.tokens import Caller
 from tk.infer.server.errors import Draining, DuplicateRequest, Loading
 from tk.infer.server.lifecycle.health import Health
 from tk.infer.server.lifecycle.lifecycle import Lifecycle
-from tk.infer.server.request.runner import AskedRequest, RequestRunner
+from tk.infer.server.runner import AskedRequest, RequestRunner
 from tk.tests.infer.server.fake_engine import FakeEngine, delta, started
 
 

@@ -4,14 +4,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import grpc
+from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE
 
 from ....core.errors import TkError
-from ..lifecycle.health import HEALTH_SERVICE
-from ..request.known_names import known_name
-from ..request.request_log import RequestLog
+from ..access.callers import Callers
+from ..access.tokens import ADMIN, GENERATE
 from ..status import answered, client_of
-from .callers import Callers
-from .tokens import ADMIN, GENERATE
+from .known_names import known_name
+from .request_log import RequestLog
 
 _ROLES_BY_SERVICE: Final = (
     ("/tk.v1.Generation/", GENERATE),
