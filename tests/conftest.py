@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator
 from typing import Final
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tk.tests.rank_pool import RankPool
 
@@ -17,6 +18,10 @@ pytest_plugins = ("tk.tests.tokenizer_fixtures",)  # used in data/, text/ and cl
 # A handler of Python is not inherited, so that processes started from here have the system's default action.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A machine under load is slow: that is no failure of a property.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 FROM_THE_END: Final = os.environ.get("PYTEST_XDIST_WORKER") == "gw1"
 gc.disable()  # until all test files are imported: see `pytest_collection_finish`

@@ -17,4 +17,4 @@ def sized(whole: T, choice: T) -> T:
 
 def examples(count: int) -> settings:
     """Decorates a property test that tries `count` examples in `make test-all`; no example has a deadline."""
-    return settings(max_examples=sized(count, -(-count // SHARE)), deadline=None)
+    return settings(max_examples=sized(count, -(-count // SHARE)))

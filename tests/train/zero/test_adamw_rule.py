@@ -91,7 +91,7 @@ def assert_same_bits(found: AdamWStreams, expected: AdamWStreams) -> None:
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("states", [wide, narrow])
 @given(count=st.integers(1, 5000), cuts=st.lists(st.integers(0, 5000), max_size=4), odd=st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_every_unit_and_every_cut_give_the_same_bits(
     unit: str, states: States, count: int, cuts: list[int], odd: bool
 ) -> None:
