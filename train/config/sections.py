@@ -240,12 +240,13 @@ Tier = Literal["none", "cpu", "disk"]
 
 
 class OffloadSection(Section):
-    """The parts of a rank's model states that leave the memory of its device.
+    """The parts of a rank's model states, and the activations, that leave the memory of its device.
 
     Attributes:
         optimizer: the place of the optimizer's states: "none" is the device, "cpu" the host's memory, "disk" a file.
         gradients: the place of the sum of a step's gradients, between backward passes.
         parameters: the place of a rank's part of the parameters at ZeRO stage 3, while no module computes with them.
+        activations: the place of what a forward pass keeps for its backward, between the two.
         folder: for "disk", the folder of the file, on a fast disk of each host; the file has no name there and ends
             with the process. None takes the run folder.
         buffers: for "disk", the number of buffers of 4 to 16 MiB through which states are read and written.
@@ -254,6 +255,7 @@ class OffloadSection(Section):
     optimizer: Tier = "none"
     gradients: Tier = "none"
     parameters: Tier = "none"
+    activations: Literal["none", "cpu"] = "none"
     folder: PathKey | None = None
     buffers: int = Field(default=8, ge=3, le=1024)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
@@ -41,7 +42,11 @@ class Passes:
         self.mesh: Mesh = engine.mesh
         self.weight_grads = weight_grads
         self.on_phase = on_phase
-        self.stages = [StagePass(decoder, engine.device) for decoder in decoders]
+        self.stages = [
+            StagePass(decoder, engine.device, partial(engine.saving, number)) for number, decoder in enumerate(decoders)
+        ]
+        for stage in self.stages:
+            stage.saves_logits = config.parallel.schedule == "gpipe"
         self._executors: dict[tuple[str, int], PipelineExecutor] = {}
 
     @property

@@ -1,6 +1,7 @@
 """The decoder's stages on this rank. They are built without memory; flat buffers then hold their parameters."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
@@ -112,17 +113,31 @@ def _is_tied(decoder: Decoder) -> bool:
 class StagePass:
     """One stage with the micro-batches of a step, for the pipeline's executor.
 
+    Args:
+        decoder: the stage.
+        device: the device that computes.
+        saving: makes the context of a forward pass; see `TrainingEngine.saving`.
+
     Attributes:
         micro_batches: the step's micro-batches.
         loss_factor: the factor of each micro-batch's summed loss.
         balance_weight: see RouterBalance.
         balances: the routers' balance of each of the step's micro-batches so far.
         record_routing: whether `balances` also record the experts of each token.
+        saves_logits: whether `saving` surrounds head and loss, too, as it should where other passes are between the
+            forward pass and its backward; where none is, their memory would only go down and up.
     """
 
-    def __init__(self, decoder: Decoder, device: torch.device) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        device: torch.device,
+        saving: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self.decoder = decoder
         self.device = device
+        self.saving = saving
+        self.saves_logits = False
         self.micro_batches: Sequence[MicroBatch] = ()
         self.loss_factor = 1.0
         self.balance_weight = 0.0
@@ -144,10 +159,12 @@ class StagePass:
         rows = (micro.inputs, micro.targets, micro.positions)
         tokens_BL, targets_BL, positions_BL = (torch.from_numpy(each).to(self.device) for each in rows)
         attend, balance = attention_within(micro.documents), self._balance(targets_BL)
-        hidden_BLD = self.decoder(tokens_BL if x is None else x, positions_BL, attend, balance)
+        with self.saving():
+            hidden_BLD = self.decoder(tokens_BL if x is None else x, positions_BL, attend, balance)
         if not self.decoder.stage.last:
             return hidden_BLD  # type: ignore[no-any-return]
-        return loss_sum(self.decoder, hidden_BLD, targets_BL) * self.loss_factor
+        with self.saving() if self.saves_logits else nullcontext():
+            return loss_sum(self.decoder, hidden_BLD, targets_BL) * self.loss_factor
 
     def _balance(self, targets_BL: torch.Tensor) -> RouterBalance | None:
         """Returns the micro-batch's balance; padding rows do not count. None if the routers' loss is not needed."""

@@ -5,7 +5,7 @@ of each pass; between these calls, hooks do the work.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from ..zero.agreement import Act, Agreement
 from ..zero.flat_buffers import Fill, FlatBuffers
 from ..zero.gradient_exchange import GradientExchange
 from ..zero.parameter_gather import ParameterGather, Unit, leave_to_python
+from ..zero.saved_activations import SavedActivations
 from ..zero.sharded_adamw import ShardedAdamW
 from ..zero.states.open_states import StatePlaces
 from .loss_scale import LossScale
@@ -35,7 +36,7 @@ class TrainingOptions:
     Attributes:
         optimizer, precision: sections of the configuration.
         sequence_parallel, overlap: see GradientExchange.
-        offload: the parts of the model states that leave the device.
+        offload: the parts of the model states, and the activations, that leave the device.
         folder: the folder of states on disk, if `offload` names none.
         seed: the seed of the random bits that round bf16 moments.
     """
@@ -94,10 +95,19 @@ class TrainingEngine:
         )
         self.optimizer = ShardedAdamW(self.buffers, options.optimizer, places, options.seed)
         self.loss_scale = LossScale.of(options.precision)
+        moves = options.offload.activations != "none"
+        self.activations = SavedActivations(device, self._lasting(modules)) if moves else None
         self.gathers: list[ParameterGather] = []
         self.agreement: Agreement | None = None
         self._whole = 0
         self._is_cleared = True
+
+    def _lasting(self, modules: Sequence[torch.nn.Module]) -> Iterator[torch.Tensor]:
+        """Yields tensors that are on the device all the time, or at ZeRO stage 3 while a module computes with them."""
+        yield from (bucket.params for bucket in self.buffers.buckets)
+        yield from (self.buffers.frozen_tensor(local) for local in self.buffers.frozen)
+        for module in modules:
+            yield from module.buffers()
 
     def gather_around(self, units: Sequence[Sequence[Unit]], *, prefetch: bool) -> None:
         """Starts to gather parameters at ZeRO stage 3; `units` of each stage in forward order (see ParameterGather)."""
@@ -168,6 +178,12 @@ class TrainingEngine:
             self.gathers[stage].begin_backward()
         if complete:
             self.exchange.begin_backward(last)
+
+    def saving(self, stage: int) -> AbstractContextManager[None]:
+        """Surrounds a forward pass, or a part of it: what autograd keeps of it goes to where activations are."""
+        if self.activations is None or not torch.is_grad_enabled():
+            return nullcontext()
+        return self.activations.hooks(self.gathers[stage].saved if self.gathers else None)
 
     def end_pass(self, stage: int) -> None:
         """Frees gathered parameters after a forward or backward pass of `stage`."""

@@ -157,7 +157,7 @@ class ModelEngine:
             The output's loss if it has one (`.loss`, or ["loss"] of a mapping), else the output.
         """
         try:
-            with self._engine.whole_pass():
+            with self._engine.whole_pass(), self._training.saving(0):
                 if isinstance(batch, Mapping):
                     output = self.module(**batch)
                 else:

@@ -59,9 +59,10 @@ class SavedParameters:
 
     def hooks(self) -> saved_tensors_hooks:
         """Returns the context manager within which autograd saves places."""
-        return saved_tensors_hooks(self._pack, self._unpack)
+        return saved_tensors_hooks(self.pack, self.unpack)
 
-    def _pack(self, tensor: torch.Tensor) -> Any:
+    def pack(self, tensor: torch.Tensor) -> Any:
+        """Returns the place of a view of a unit's memory; any other tensor as it is."""
         if tensor.layout is not torch.strided:  # a sparse tensor has no storage
             return tensor
         owner = self._owners.get(tensor.untyped_storage()._cdata)
@@ -71,7 +72,8 @@ class SavedParameters:
             *owner, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()), self.version
         )
 
-    def _unpack(self, saved: Any) -> torch.Tensor:
+    def unpack(self, saved: Any) -> torch.Tensor:
+        """Returns the tensor of what `pack` returned."""
         if not isinstance(saved, SavedView):
             tensor: torch.Tensor = saved
             return tensor

@@ -33,7 +33,7 @@ class PageBuffer:
             if code:
                 raise TkError(
                     f"CUDA cannot pin {nbytes} bytes of this machine's memory for offload (error {code}). Raise the "
-                    "limit of locked memory (ulimit -l), or use a smaller [offload] buffers."
+                    "limit of locked memory (ulimit -l), or offload less ([offload])."
                 )
             self._is_registered = True
 

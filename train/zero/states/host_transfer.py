@@ -1,8 +1,15 @@
-"""Copies of a rank's parameters and gradients to the host for an update, through pinned memory."""
+"""Copies between a device and the host, through pinned memory; a copy has ended when the call returns."""
 
 import torch
 
 from .buffer import PageBuffer
+
+
+def copy_between(source: torch.Tensor, target: torch.Tensor, device: torch.device) -> None:
+    """Copies values between `device` and the host; returns once both may be read and written again."""
+    target.copy_(source, non_blocking=True)
+    if device.type != "cpu":
+        torch.cuda.current_stream(device).synchronize()
 
 
 class HostTransfer:
@@ -26,15 +33,13 @@ class HostTransfer:
         if name not in self._stages:
             self._stages[name] = PageBuffer(self._nbytes, pinned=True)
         stage = self._stages[name].view(0, values.numel(), values.dtype)
-        stage.copy_(values, non_blocking=True)
-        torch.cuda.current_stream(self._device).synchronize()
+        copy_between(values, stage, self._device)
         return stage
 
     def up(self, given: torch.Tensor, values: torch.Tensor) -> None:
         """Copies what `down` returned for `values`, and what changed in it since, back to `values`."""
         if given is not values:
-            values.copy_(given, non_blocking=True)
-            torch.cuda.current_stream(self._device).synchronize()
+            copy_between(given, values, self._device)
 
     def close(self) -> None:
         """Gives the memory back. Idempotent."""
