@@ -24,7 +24,7 @@ from tk.benchmarks.peers.environments import peer_environment, python_if_possibl
 from tk.checkpoint import NewStep, RunFolder, commit, write_part
 from tk.core.layout import Layout
 from tk.core.ownership import owned
-from tk.core.tensors import Table
+from tk.core.tensors import Table, with_slots
 from tk.model.config import ModelConfig
 from tk.model.registry import tensor_table
 
@@ -43,7 +43,7 @@ def model(num_bytes: int) -> Table:
         "intermediate_size": 2816, "num_hidden_layers": layers, "num_attention_heads": 16, "num_key_value_heads": 8,
         "tie_word_embeddings": True,
     }  # fmt: skip
-    return tensor_table(ModelConfig.from_json(config))
+    return with_slots(tensor_table(ModelConfig.from_json(config)), SLOTS)
 
 
 def make_source(run: Path, table: Table, layout: Layout) -> Path:
@@ -52,10 +52,10 @@ def make_source(run: Path, table: Table, layout: Layout) -> Path:
     with RunFolder(run).lock() as locked:
         folder = locked.begin_step(1)
         for rank in range(layout.world_size):
-            items = owned(table, layout, rank, list(SLOTS))
+            items = owned(table, layout, rank)
             entries = [(i, "F32", lambda i=i: rng.random(i.box.size, dtype=np.float32)) for i in items]
             write_part(folder, rank, table, entries)
-        return commit(locked, NewStep(1, table, layout, SLOTS))
+        return commit(locked, NewStep(1, table, layout))
 
 
 @dataclass

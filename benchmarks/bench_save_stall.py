@@ -71,13 +71,11 @@ def measure(megabytes: int, dp: int, zero: int, saves: int, rank: int, folder: P
     from tk.parallel.mesh import Mesh
     from tk.train.saving.replica_check import ReplicaCheck
     from tk.train.saving.saver import Saver
-    from tk.train.saving.snapshot import slot_dtypes
 
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=dp)
     mesh = Mesh.build(Layout(dp=dp, zero=zero), 4)
     snapshot = build(megabytes, mesh)
-    slots = slot_dtypes(snapshot.optimizer)
-    job = SaveJob(folder / "run", "0" * 8, rank, snapshot.table, mesh.layout, slots, keep=1)
+    job = SaveJob(folder / "run", "0" * 8, rank, snapshot.table, mesh.layout, keep=1)
     replicas = ReplicaCheck(snapshot, mesh)
     saver = Saver(job, snapshot, replicas, lock_fd=-1, background=True)
     values = [snapshot.values(item) for item in job.items()]
@@ -132,6 +130,7 @@ def build(megabytes: int, mesh: "Mesh") -> "Snapshot":
     from tk.model.registry import tensor_table
     from tk.parallel.layers import LayerContext
     from tk.train.config.sections import OptimizerSection
+    from tk.train.config.tensor_slots import with_run_slots
     from tk.train.saving.snapshot import Snapshot
     from tk.train.zero.flat_buffers import FlatBuffers
     from tk.train.zero.sharded_adamw import ShardedAdamW
@@ -139,7 +138,7 @@ def build(megabytes: int, mesh: "Mesh") -> "Snapshot":
     shape = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 8, "vocab_size": 4096}
     num_layers = max(1, round((megabytes * 2**20 / 12 - 2 * 4096 * 1024) / (4 * 1024**2 + 3 * 1024 * 2816)))
     config = ModelConfig.model_validate(shape | {"num_hidden_layers": num_layers})
-    table = tensor_table(config)
+    table = with_run_slots(tensor_table(config), "fp32", OptimizerSection())
     decoder = Decoder(config, LayerContext(mesh.tp, torch.float32, torch.device("meta")))
     buffers = FlatBuffers(
         (decoder,),
@@ -153,7 +152,7 @@ def build(megabytes: int, mesh: "Mesh") -> "Snapshot":
     for slot in optimizer.slots:
         for _, values in optimizer.runs(slot):
             values.fill_(0.5)  # a page that was never written would be the kernel's page of zeros, read from cache
-    return Snapshot(optimizer, table)
+    return Snapshot(optimizer)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from tk.checkpoint.save.writer import part_name, plan_files
 from tk.core.layout import Layout
 from tk.core.local_params import local_params
 from tk.core.ownership import owned
-from tk.core.tensors import Table
+from tk.core.tensors import Table, with_slots
 from tk.model.config import ModelConfig
 from tk.model.registry import tensor_table
 
@@ -40,7 +40,7 @@ def llama_405b(num_layers: int = 126) -> Table:
         "intermediate_size": 53248, "num_hidden_layers": num_layers, "num_attention_heads": 128,
         "num_key_value_heads": 8, "tie_word_embeddings": False,
     }  # fmt: skip
-    return tensor_table(ModelConfig.from_json(config))
+    return with_slots(tensor_table(ModelConfig.from_json(config)), SLOTS)
 
 
 def make_step(folder: Path, table: Table, layout: Layout) -> int:
@@ -49,7 +49,7 @@ def make_step(folder: Path, table: Table, layout: Layout) -> int:
     shapes = {spec.name: spec.shape for spec in table}
     records, num_chunks = {}, 0
     for rank in range(layout.world_size):
-        entries = [(item, SLOTS[item.slot]) for item in owned(table, layout, rank, list(SLOTS))]
+        entries = [(item, SLOTS[item.slot]) for item in owned(table, layout, rank)]
         files = plan_files(rank, entries, shapes)
         chunks = []
         for file in files:
@@ -65,7 +65,7 @@ def make_step(folder: Path, table: Table, layout: Layout) -> int:
         (folder / "parts" / part_name(rank)).write_bytes(data)
         records[part_name(rank)] = PartRecord.of(data, part, shapes)
         num_chunks += len(chunks)
-    tensors = {spec.name: StoredTensor(spec.shape, SLOTS, spec.split, spec.layer) for spec in table}
+    tensors = {spec.name: StoredTensor.of(spec) for spec in table}
     data = Manifest(1, layout, tensors, parts=records).to_bytes()
     (folder / "manifest.json").write_bytes(data)
     (folder / "COMMIT").write_text(f"{hashlib.sha256(data).hexdigest()}\n")
@@ -80,8 +80,8 @@ def plan_rank(checkpoint: Checkpoint, table: Table, layout: Layout, rank: int) -
     at = layout.coordinates(rank)
     pieces = [piece for param in local_params(table, layout, at.pp, at.tp) for piece in param.pieces]
     wanted = [(piece.tensor.name, "weight", Region.of(piece.box)) for piece in pieces]
-    states = [slot for slot in SLOTS if slot != "weight"]
-    wanted += [(item.tensor, item.slot, Region.of(item.box, item.flat)) for item in owned(table, layout, rank, states)]
+    states = [item for item in owned(table, layout, rank) if item.slot != "weight"]
+    wanted += [(item.tensor, item.slot, Region.of(item.box, item.flat)) for item in states]
     return sum(1 for name, slot, region in wanted for _ in checkpoint.chunks[name, slot].find(region))
 
 

@@ -35,20 +35,16 @@ class Owned:
     flat: tuple[int, int] | None = None
 
 
-def owned(table: Table, layout: Layout, rank: int, slots: Sequence[str] = ("weight",)) -> tuple[Owned, ...]:
-    """Returns the elements of each slot that a rank saves.
+def owned(table: Table, layout: Layout, rank: int) -> tuple[Owned, ...]:
+    """Returns the elements of each slot of each tensor that a rank saves, slot after slot, weights first.
 
     Weights that all data-parallel ranks hold are divided among them: as whole tensors at tp = 1 (so that the folder is
     a valid Hugging Face one), in equal flat ranges otherwise. A rank saves sharded slots from its own shards, without
     a gather.
-
-    Args:
-        slots: "weight" and the optimizer's slots, for example "master", "exp_avg", "exp_avg_sq".
     """
     at = layout.coordinates(rank)
     params = local_params(table, layout, at.pp, at.tp)
     whole = [(piece, (0, piece.box.size)) for param in params for piece in param.pieces if piece.owner]
-    trainable = [run for run in whole if run[0].tensor.trainable]
     frozen = [run for run in whole if not run[0].tensor.trainable]
     group = layout.group_size
     mine = [
@@ -57,13 +53,13 @@ def owned(table: Table, layout: Layout, rank: int, slots: Sequence[str] = ("weig
         if shard.piece.owner
     ]
     result: list[Owned] = []
-    for slot in slots:
+    for slot in ("weight", *dict.fromkeys(slot for spec in table for slot in spec.states)):
         if slot == "weight" and layout.zero < 3:
             runs = _deal(whole, layout.dp, at.dp, cut=layout.tp > 1)
         elif layout.zero == 0:
-            runs = _deal(trainable, layout.dp, at.dp, cut=True)
+            runs = _deal(_with_slot(whole, slot), layout.dp, at.dp, cut=True)
         else:
-            runs = _deal(mine, layout.dp // group, at.dp // group, cut=True)
+            runs = _deal(_with_slot(mine, slot), layout.dp // group, at.dp // group, cut=True)
             if slot == "weight":
                 runs += _deal(frozen, layout.dp, at.dp, cut=True)
         if slot == "weight" and at.dp == 0:  # tensors without elements have no runs, but the checkpoint lists them
@@ -72,6 +68,11 @@ def owned(table: Table, layout: Layout, rank: int, slots: Sequence[str] = ("weig
             flat = None if (a, b) == (0, piece.box.size) else (a, b)
             result.append(Owned(piece.tensor.name, slot, piece.box, flat))
     return tuple(result)
+
+
+def _with_slot(runs: Sequence[Run], slot: str) -> list[Run]:
+    """Returns the runs of the tensors that have a slot."""
+    return [run for run in runs if slot == "weight" or slot in run[0].tensor.states]
 
 
 def _deal(runs: Sequence[Run], num_replicas: int, replica: int, cut: bool) -> list[Run]:

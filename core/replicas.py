@@ -1,7 +1,7 @@
 """Replicated values: which ranges of which tensors several ranks hold, so that their copies can be compared."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .buckets import buckets, shards
@@ -30,25 +30,21 @@ class Shared:
     embedding: tuple[Owned, ...]
 
 
-def shared_by_axis(table: Table, layout: Layout, at: Coordinates, slots: Sequence[str]) -> Shared:
+def shared_by_axis(table: Table, layout: Layout, at: Coordinates) -> Shared:
     """Returns the ranges that the rank at `at` compares along each axis.
 
     The function looks at the shares of this rank and its neighbours only, so its time does not grow with the world.
     """
     member = at.dp % layout.group_size
-    mine = _held(table, layout, at.pp, at.tp, member, slots)
+    mine = _held(table, layout, at.pp, at.tp, member)
     at_ends = layout.pp > 1 and at.pp in (0, layout.pp - 1) and any(spec.alias for spec in table)
     return Shared(
         shard=tuple(item for item in mine if item.slot == "weight" and item.flat is None)
         if layout.group_size > 1
         else (),
         replicate=tuple(mine) if layout.dp > layout.group_size else (),
-        tp=_held_twice(_held(table, layout, at.pp, tp, member, slots) for tp in range(layout.tp))
-        if layout.tp > 1
-        else (),
-        embedding=_held_twice(_held(table, layout, pp, at.tp, member, slots) for pp in (0, layout.pp - 1))
-        if at_ends
-        else (),
+        tp=_held_twice(_held(table, layout, at.pp, tp, member) for tp in range(layout.tp)) if layout.tp > 1 else (),
+        embedding=_held_twice(_held(table, layout, pp, at.tp, member) for pp in (0, layout.pp - 1)) if at_ends else (),
     )
 
 
@@ -65,7 +61,7 @@ def any_replicated(table: Table, layout: Layout) -> bool:
     )
 
 
-def replicated(table: Table, layout: Layout, slots: Sequence[str]) -> tuple[Owned, ...]:
+def replicated(table: Table, layout: Layout) -> tuple[Owned, ...]:
     """Returns every range of a slot that two or more ranks hold, in an order that is the same on all ranks.
 
     Below ZeRO stage 3 all data-parallel ranks hold the same weights. The replicas of an optimizer shard hold the same
@@ -76,28 +72,28 @@ def replicated(table: Table, layout: Layout, slots: Sequence[str]) -> tuple[Owne
     for pp in range(layout.pp):
         for tp in range(layout.tp):
             for member in range(layout.group_size):
-                for item in _held(table, layout, pp, tp, member, slots):
+                for item in _held(table, layout, pp, tp, member):
                     holders[item] += layout.dp // layout.group_size
     return tuple(item for item, count in holders.items() if count > 1)
 
 
-def _held(table: Table, layout: Layout, pp: int, tp: int, member: int, slots: Sequence[str]) -> list[Owned]:
+def _held(table: Table, layout: Layout, pp: int, tp: int, member: int) -> list[Owned]:
     """Returns the keys of all ranges that one rank holds; `member` is its number in its shard group."""
     params = local_params(table, layout, pp, tp)
-    found = []
-    if "weight" in slots:
-        pieces = [piece for param in params for piece in param.pieces]
-        found += [weight_key(piece) for piece in pieces if layout.zero < 3 or not piece.tensor.trainable]
+    pieces = [piece for param in params for piece in param.pieces]
+    found = [weight_key(piece) for piece in pieces if layout.zero < 3 or not piece.tensor.trainable]
     runs = shards(buckets(params, layout), layout.group_size, member, layout.sharding)
-    for slot in slots:
-        if slot != "weight" or layout.zero == 3:
-            found += [run_key(slot, run.piece, run.flat) for run in runs]
-    return found
+    return found + [run_key(slot, run.piece, run.flat) for run in runs for slot in sharded_slots(run.piece, layout)]
 
 
 def _held_twice(ranks: Iterable[list[Owned]]) -> tuple[Owned, ...]:
     counts = Counter(item for held in ranks for item in held)
     return tuple(item for item, count in counts.items() if count > 1)
+
+
+def sharded_slots(piece: Piece, layout: Layout) -> tuple[str, ...]:
+    """Returns the slots of which a rank holds its shards alone, of a piece that is trained."""
+    return ("weight", *piece.tensor.states) if layout.zero == 3 else tuple(piece.tensor.states)
 
 
 def weight_key(piece: Piece) -> Owned:

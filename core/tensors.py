@@ -1,7 +1,7 @@
 """The table of a model's tensors: each one's declaration by its architecture, and how tensor parallelism cuts it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from .errors import ParallelError
@@ -46,7 +46,10 @@ class TensorSpec:
             (norms of heads, routers); the gradient is then summed over tp.
         trainable: whether an optimizer updates the tensor; all data-parallel ranks hold a frozen tensor, which has no
             slot but "weight".
-        dtype: the safetensors code of its weight, if it differs from the model's (a module's integer buffers).
+        dtype: the safetensors code of its weight; "" = the model's (only a module's integer buffers have their own),
+            until `with_slots` says which.
+        states: the slots that an optimizer keeps of it beside the weight, with their safetensors codes; none until
+            `with_slots` decides them.
     """
 
     name: str
@@ -59,18 +62,28 @@ class TensorSpec:
     partial_grad: bool = False
     trainable: bool = True
     dtype: str = ""
+    states: Mapping[str, str] = field(default_factory=dict, hash=False)
 
-    def codes(self, slots: Mapping[str, str]) -> dict[str, str]:
-        """Returns the dtype codes of the slots that a checkpoint stores of this tensor.
-
-        Args:
-            slots: the dtype codes of an ordinary tensor's slots.
-        """
-        weight = {"weight": self.dtype or slots["weight"]}
-        return dict(slots) | weight if self.trainable else weight
+    @property
+    def slots(self) -> dict[str, str]:
+        """The slots that a checkpoint stores of the tensor, with their safetensors codes: "weight" first."""
+        return {"weight": self.dtype, **self.states}
 
 
 Table = Sequence[TensorSpec]
+
+
+def with_slots(table: Table, slots: Mapping[str, str]) -> tuple[TensorSpec, ...]:
+    """Returns the tensors with their slots: trainable ones with all that are given, frozen ones with "weight" alone.
+
+    Args:
+        table: the tensors.
+        slots: the dtype code of each slot; a weight with a dtype of its own keeps it.
+    """
+    states = {slot: code for slot, code in slots.items() if slot != "weight"}
+    return tuple(
+        replace(spec, dtype=spec.dtype or slots["weight"], states=states if spec.trainable else {}) for spec in table
+    )
 
 
 def num_layers(table: Table) -> int:

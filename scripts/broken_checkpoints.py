@@ -23,18 +23,21 @@ from tk.checkpoint import Checkpoint, NewStep, RunFolder, commit, write_part
 from tk.core.errors import CheckpointError
 from tk.core.layout import Layout
 from tk.core.ownership import owned
-from tk.core.tensors import Split, TensorSpec
+from tk.core.tensors import Split, TensorSpec, with_slots
 
 Document = dict[str, Any]
 Change = Callable[[Path], None]
 
 SLOTS: Final = {"weight": "F32", "exp_avg": "F32"}
 MODEL: Final = "model-00000.safetensors"
-TABLE: Final = (
-    TensorSpec("model.embed_tokens.weight", (101, 16), Split(0, rule="pad")),
-    TensorSpec("model.layers.0.mlp.up_proj.weight", (48, 16), Split(0), 0),
-    TensorSpec("model.layers.0.mlp.down_proj.weight", (16, 48), Split(1), 0),
-    TensorSpec("model.norm.weight", (16,), None, "last"),
+TABLE: Final = with_slots(
+    (
+        TensorSpec("model.embed_tokens.weight", (101, 16), Split(0, rule="pad")),
+        TensorSpec("model.layers.0.mlp.up_proj.weight", (48, 16), Split(0), 0),
+        TensorSpec("model.layers.0.mlp.down_proj.weight", (16, 48), Split(1), 0),
+        TensorSpec("model.norm.weight", (16,), None, "last"),
+    ),
+    SLOTS,
 )
 
 
@@ -45,11 +48,11 @@ def make_good(run: Path) -> Path:
     with RunFolder(run).lock() as locked:
         folder = locked.begin_step(1)
         for rank in range(layout.world_size):
-            items = owned(TABLE, layout, rank, list(SLOTS))
+            items = owned(TABLE, layout, rank)
             values = [rng.standard_normal(item.box.size, dtype=np.float32) for item in items]
             write_part(folder, rank, TABLE, [(i, SLOTS[i.slot], v) for i, v in zip(items, values, strict=True)])
         files = {"config.json": b'{"hidden_size": 16}'}
-        return commit(locked, NewStep(1, TABLE, layout, SLOTS, side_files=files))
+        return commit(locked, NewStep(1, TABLE, layout, side_files=files))
 
 
 def load(step: Path) -> None:

@@ -14,6 +14,7 @@ from tk.core.casts import Array, cast
 from tk.core.dtypes import BF16, FP32
 from tk.core.layout import Layout
 from tk.core.ownership import Owned, owned
+from tk.core.tensors import with_slots
 from tk.data.sources import stdlib_corpus
 from tk.data.tokenizer_training import train_byte_level_bpe
 from tk.model.config import ModelConfig
@@ -52,7 +53,8 @@ def save_steps(model: Path, run: Path, count: int) -> list[Path]:
     """Commits steps of a model, the first of which has its weights, and each later one other weights of a norm."""
     source = Checkpoint.open(model)
     side_files = {path.name: path.read_bytes() for path in model.iterdir() if path.suffix in (".json", ".jinja")}
-    table = tensor_table(ModelConfig.from_json(json.loads(side_files["config.json"]), "config.json"))
+    config = ModelConfig.from_json(json.loads(side_files["config.json"]), "config.json")
+    table = with_slots(tensor_table(config), _SLOTS)
 
     def values(item: Owned, step: int) -> Array:
         stored = source.read(item.tensor, dtype=BF16).numpy()
@@ -67,11 +69,10 @@ def save_steps(model: Path, run: Path, count: int) -> list[Path]:
         for step in range(1, count + 1):
             folder = locked.begin_step(step)
             entries = [
-                (item, "BF16", lambda item=item, step=step: values(item, step))
-                for item in owned(table, Layout(), 0, list(_SLOTS))
+                (item, "BF16", lambda item=item, step=step: values(item, step)) for item in owned(table, Layout(), 0)
             ]
             write_part(folder, 0, table, entries)
-            folders.append(commit(locked, NewStep(step, table, Layout(), _SLOTS, side_files=side_files)))
+            folders.append(commit(locked, NewStep(step, table, Layout(), side_files=side_files)))
     return folders
 
 

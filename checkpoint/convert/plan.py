@@ -7,7 +7,7 @@ once, in order; the rest is an interleave in memory.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ...core import dtypes
@@ -151,6 +151,18 @@ def _cast_to(name: str, weight: DType, dtype: DType | None) -> DType:
     return dtype
 
 
+def with_selected(table: Table, selections: Sequence[Selection]) -> Table:
+    """Returns the tensors of a table with the slots that a copy gives them."""
+    states: dict[str, dict[str, str]] = {spec.name: {} for spec in table}
+    weights: dict[str, str] = {}
+    for chosen in selections:
+        if chosen.slot == "weight":
+            weights[chosen.tensor] = chosen.target_dtype.code
+        else:
+            states[chosen.tensor][chosen.slot] = chosen.target_dtype.code
+    return tuple(replace(spec, dtype=weights[spec.name], states=states[spec.name]) for spec in table)
+
+
 def plan_copy(
     chunks: ChunkIndex, table: Table, layout: Layout, selections: Sequence[Selection], *, marked: bool = True
 ) -> CopyPlan:
@@ -158,7 +170,7 @@ def plan_copy(
 
     Args:
         chunks: the source's chunks.
-        table: the stored tensors; aliases are not needed.
+        table: the tensors with the slots that are selected (see `with_selected`); aliases are not needed.
         layout: the target's layout, without data parallelism.
         selections: the slots to copy.
         marked: whether the files' metadata says that they belong to a tk checkpoint.
@@ -169,12 +181,10 @@ def plan_copy(
     shapes = {spec.name: spec.shape for spec in table}
     ordered = sorted(selections, key=lambda s: (s.slot != "weight", s.slot, *_place(chunks[s.tensor, s.source_slot])))
     ranks = {(selection.tensor, selection.slot): index for index, selection in enumerate(ordered)}
-    slots = sorted({selection.slot for selection in ordered})
     files = []
     targets: list[list[TargetEntry]] = [[] for _ in ordered]
     for writer in range(layout.world_size):
-        mine = [item for item in owned(table, layout, writer, slots) if (item.tensor, item.slot) in ranks]
-        mine.sort(key=lambda item: ranks[item.tensor, item.slot])
+        mine = sorted(owned(table, layout, writer), key=lambda item: ranks[item.tensor, item.slot])
         entries = [(item, ordered[ranks[item.tensor, item.slot]].target_dtype.code) for item in mine]
         files.append(plan_files(writer, entries, shapes, marked=marked))
         for file in files[-1]:

@@ -20,7 +20,7 @@ from ..save.seal import hugging_face_index, seal
 from ..save.writer import check_part, part_name, put_part
 from .copy import run_copy
 from .hard_links import HardLink, add_linked, make_links, require_checksums, require_unchanged, split_off_links
-from .plan import CopyPlan, plan_copy, select
+from .plan import CopyPlan, plan_copy, select, with_selected
 from .side_files import SideFile, copy_side_files, plan_side_files
 from .target import CopyTarget
 from .tensor_values import equal_tensors
@@ -134,15 +134,12 @@ def prepare_reshard(
         table = tuple(spec for spec in table if not spec.alias)
         _check_table(source, table, aliases)
     selections = select(source.tensors, [spec.name for spec in table], options.dtype, options.weights_only)
+    table = with_selected(table, selections)
     plan, links = plan_copy(source.chunks, table, layout, selections, marked=not options.plain), tuple[HardLink, ...]()
     if options.link:
         require_checksums(source)
         plan, links = split_off_links(plan, source)
-    slots: dict[str, dict[str, str]] = {spec.name: {} for spec in table}
-    for chosen in selections:
-        slots[chosen.tensor][chosen.slot] = chosen.target_dtype.code
-    tensors = {spec.name: StoredTensor(spec.shape, slots[spec.name], spec.split, spec.layer) for spec in table}
-    manifest = Manifest(source.step, layout, tensors, aliases)
+    manifest = Manifest(source.step, layout, {spec.name: StoredTensor.of(spec) for spec in table}, aliases)
     if not options.weights_only:
         manifest = replace(manifest, param_groups=source.manifest.param_groups, resume=source.resume)
     if not options.plain:

@@ -37,6 +37,17 @@ class StoredTensor:
     split: Split | None = None
     layer: int | str = "first"
 
+    @staticmethod
+    def of(spec: TensorSpec) -> "StoredTensor":
+        """Returns the record of a tensor whose slots are decided."""
+        return StoredTensor(spec.shape, spec.slots, spec.split, spec.layer)
+
+    def spec(self, name: str) -> TensorSpec:
+        """Returns the tensor of a table of which this is the record."""
+        states = {slot: code for slot, code in self.slots.items() if slot != "weight"}
+        layer: Any = self.layer  # "first" or "last", if it is no number: `_tensor_from_json` has checked it
+        return TensorSpec(name, self.shape, self.split, layer, dtype=self.slots["weight"], states=states)
+
 
 @dataclass(frozen=True, slots=True)
 class FileDigest:
@@ -162,10 +173,7 @@ class Manifest:
     @property
     def table(self) -> tuple[TensorSpec, ...]:
         """Returns the stored tensors as a table for `core.ownership`, which suffices for any unsharded layout."""
-        return tuple(
-            TensorSpec(name, tensor.shape, tensor.split, tensor.layer)  # type: ignore[arg-type]  # checked on parsing
-            for name, tensor in self.tensors.items()
-        )
+        return tuple(tensor.spec(name) for name, tensor in self.tensors.items())
 
 
 def _tensor_to_json(tensor: StoredTensor) -> dict[str, Any]:

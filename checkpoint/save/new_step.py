@@ -15,9 +15,8 @@ class NewStep:
 
     Attributes:
         step: the training step.
-        table: the model's tensors.
+        table: the model's tensors, each with its slots.
         layout: the layout that saves the step.
-        slots: the dtype code of each slot of an ordinary tensor: {"weight": "BF16", "exp_avg": "F32", ...}.
         param_groups: the optimizer's groups, each with "params", a list of tensor names.
         resume: the state of the run, independent of the layout; plain JSON.
         side_files: the content of config.json, tokenizer.json and other side files, by name.
@@ -26,17 +25,12 @@ class NewStep:
     step: int
     table: Table
     layout: Layout
-    slots: Mapping[str, str]
     param_groups: Sequence[Mapping[str, Any]] = ()
     resume: Mapping[str, Any] = field(default_factory=dict)
     side_files: Mapping[str, bytes] = field(default_factory=dict)
 
     def manifest(self) -> Manifest:
         """Returns the step's manifest, without the digests of files and parts."""
-        stored = {
-            spec.name: StoredTensor(spec.shape, spec.codes(self.slots), spec.split, spec.layer)
-            for spec in self.table
-            if not spec.alias
-        }
+        stored = {spec.name: StoredTensor.of(spec) for spec in self.table if not spec.alias}
         aliases = {spec.name: spec.alias for spec in self.table if spec.alias}
         return Manifest(self.step, self.layout, stored, aliases, tuple(self.param_groups), self.resume)

@@ -3,7 +3,7 @@
 import base64
 import errno
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -39,9 +39,8 @@ class SaveJob:
         run: the run folder, whose lock the job holds.
         attempt: `LockedRun.attempt` of the lock.
         writer: this rank; rank 0 also commits and prunes.
-        table: the model's tensors.
+        table: the model's tensors, each with its slots.
         layout: the layout of the job.
-        slots: the dtype code of each slot of an ordinary tensor (see TensorSpec.codes).
         param_groups, side_files: see `NewStep`.
         keep: the number of newest steps to keep, 0 = all.
         keep_every: steps divisible by it are never pruned, 0 = none.
@@ -53,7 +52,6 @@ class SaveJob:
     writer: int
     table: Table
     layout: Layout
-    slots: Mapping[str, str]
     param_groups: Sequence[Mapping[str, Any]] = ()
     side_files: Mapping[str, bytes] = field(default_factory=dict)
     keep: int = 0
@@ -62,11 +60,11 @@ class SaveJob:
 
     def items(self) -> tuple[Owned, ...]:
         """Returns the items that this rank writes."""
-        return owned(self.table, self.layout, self.writer, list(self.slots))
+        return owned(self.table, self.layout, self.writer)
 
     def stored_as(self) -> dict[Owned, dtypes.DType]:
         """Returns the stored dtype of each item."""
-        codes = {spec.name: spec.codes(self.slots) for spec in self.table}
+        codes = {spec.name: spec.slots for spec in self.table}
         return {item: dtypes.by_code(codes[item.tensor][item.slot]) for item in self.items()}
 
     def save(self, step: int, resume: Mapping[str, Any], values: Callable[[Owned], Array]) -> None:
@@ -126,7 +124,7 @@ class SaveJob:
         entries = [(item, dtype.code, partial(values, item)) for item, dtype in self.stored_as().items()]
         write_part(folder, self.writer, self.table, entries)
         if run:
-            new = NewStep(step, self.table, self.layout, self.slots, self.param_groups, resume, self.side_files)
+            new = NewStep(step, self.table, self.layout, self.param_groups, resume, self.side_files)
             commit(run, new, self.timeout)
 
     def to_json(self) -> dict[str, Any]:
@@ -160,7 +158,7 @@ class Buffers:
         without: the slots whose items have no place.
     """
 
-    def __init__(self, job: SaveJob, without: Sequence[str] = ()) -> None:
+    def __init__(self, job: SaveJob, without: Collection[str] = ()) -> None:
         self._places: dict[Owned, tuple[int, int, dtypes.DType]] = {}
         self.nbytes = 0
         for item, dtype in job.stored_as().items():

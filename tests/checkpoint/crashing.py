@@ -21,15 +21,18 @@ from tk.core.casts import Array
 from tk.core.errors import NotCommitted, StorageError
 from tk.core.layout import Layout
 from tk.core.ownership import Owned
-from tk.core.tensors import Split, TensorSpec
+from tk.core.tensors import Split, TensorSpec, with_slots
 
-TABLE = (
-    TensorSpec("model.embed_tokens.weight", (7, 4), Split(0, rule="pad")),
-    TensorSpec("model.layers.0.mlp.up_proj.weight", (8, 700), Split(0), 0),  # of which a rank has whole pages
-    TensorSpec("model.norm.weight", (4,), layer="last"),
+SLOTS = {"weight": "F32", "exp_avg": "F32"}
+TABLE = with_slots(
+    (
+        TensorSpec("model.embed_tokens.weight", (7, 4), Split(0, rule="pad")),
+        TensorSpec("model.layers.0.mlp.up_proj.weight", (8, 700), Split(0), 0),  # of which a rank has whole pages
+        TensorSpec("model.norm.weight", (4,), layer="last"),
+    ),
+    SLOTS,
 )
 LAYOUT = Layout(tp=2)
-SLOTS = {"weight": "F32", "exp_avg": "F32"}
 ALLOWED = re.compile(r"step-\d{8}|LOCK|LATEST")
 
 Report = Callable[[int], None]
@@ -64,7 +67,7 @@ def whole_values(step: int, tensor: str, slot: str) -> Array:
 
 def job_of(run: Path, attempt: str, writer: int, keep: int = 2) -> SaveJob:
     """Returns the job of one of two ranks."""
-    return SaveJob(run, attempt, writer, TABLE, LAYOUT, SLOTS, side_files={"config.json": b"{}"}, keep=keep)
+    return SaveJob(run, attempt, writer, TABLE, LAYOUT, side_files={"config.json": b"{}"}, keep=keep)
 
 
 def save(run: Path, steps: range, report: Report = lambda step: None, keep: int = 2) -> None:

@@ -28,13 +28,13 @@ DATA = "model-00000.safetensors"
 
 def make_large(run: Path) -> Path:
     """A step of one tensor and one side file of LARGE bytes each."""
-    spec = TensorSpec("weight", (LARGE // 4,))
+    spec = TensorSpec("weight", (LARGE // 4,), dtype="F32")
     item = Owned(spec.name, "weight", Box.whole(spec.shape))
     with RunFolder(run).lock() as locked:
         folder = locked.begin_step(1)
         write_part(folder, 0, (spec,), [(item, "F32", np.ones(spec.shape, np.float32))])
         files = {"config.json": b"{}", "tokenizer.json": b" " * (LARGE - 2) + b"{}"}
-        return commit(locked, NewStep(1, (spec,), Layout(), {"weight": "F32"}, side_files=files))
+        return commit(locked, NewStep(1, (spec,), Layout(), side_files=files))
 
 
 def crafted(unit: bytes) -> bytes:

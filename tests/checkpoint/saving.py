@@ -11,7 +11,7 @@ from tk.core import dtypes
 from tk.core.casts import Array, cast
 from tk.core.layout import Layout
 from tk.core.ownership import Owned, owned
-from tk.core.tensors import Split, TensorSpec
+from tk.core.tensors import Split, TensorSpec, with_slots
 
 STATES = {"weight": "F32", "exp_avg": "F32", "exp_avg_sq": "F32"}
 MIXED = {"weight": "BF16", "master": "F32", "exp_avg": "F32", "exp_avg_sq": "F32"}
@@ -111,21 +111,24 @@ def save_step(
     step: int = 1,
     **more: object,
 ) -> Path:
-    """Saves a step as every rank of `layout` in turn."""
+    """Saves a step in which every tensor has these slots, frozen ones "weight" alone, as every rank in turn."""
+    return save_table(run, with_slots(table, slots), layout, step, **more)
+
+
+def save_table(run: Path, table: tuple[TensorSpec, ...], layout: Layout, step: int = 1, **more: object) -> Path:
+    """Saves a step in which each tensor has its own slots, as every rank of `layout` in turn."""
     specs = {spec.name: spec for spec in table}
+    codes = {(spec.name, slot): code for spec in table for slot, code in spec.slots.items()}
     with RunFolder(run).lock() as locked:
         folder = locked.begin_step(step)
         for rank in range(layout.world_size):
+            items = [(item, codes[item.tensor, item.slot]) for item in owned(table, layout, rank)]
             entries = [
-                (
-                    item,
-                    slots[item.slot],
-                    lambda item=item: cut(true_values(specs[item.tensor], item.slot, slots[item.slot]), item),
-                )
-                for item in owned(table, layout, rank, list(slots))
+                (item, code, lambda item=item, code=code: cut(true_values(specs[item.tensor], item.slot, code), item))
+                for item, code in items
             ]
             write_part(folder, rank, table, entries)
-        return commit(locked, NewStep(step, table, layout, slots, **more))  # type: ignore[arg-type]
+        return commit(locked, NewStep(step, table, layout, **more))  # type: ignore[arg-type]
 
 
 def assert_equal(found: Array, wanted: Array) -> None:

@@ -13,7 +13,7 @@ from tk.core import ownership
 from tk.core.casts import Array
 from tk.core.layout import Layout
 from tk.core.ownership import owned
-from tk.core.tensors import Split, TensorSpec
+from tk.core.tensors import Split, TensorSpec, with_slots
 from tk.tests.checkpoint.saving import MIXED, STATES, assert_equal, cut, mixed_table, save_step, true_values
 from tk.tests.example_counts import sized
 
@@ -68,7 +68,7 @@ def sources(layouts: list[Layout]) -> pytest.MarkDecorator:
 
 @pytest.fixture(scope="module")
 def tensors() -> tuple[TensorSpec, ...]:
-    return mixed_table()
+    return with_slots(mixed_table(), MIXED)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_every_rank_of_every_layout_reads_its_own_from_every_other(
     every = sized(1, 3)
     for target in LAYOUTS[CHOSEN.index(source) % every if every > 1 else 0 :: every]:
         for rank in range(target.world_size):
-            for item in owned(tensors, target, rank, list(MIXED)):
+            for item in owned(tensors, target, rank):
                 if item in seen:
                     continue
                 seen.add(item)
@@ -130,7 +130,7 @@ def test_reshard(
     wanted = {
         (item.tensor, item.slot, item.box, item.flat)
         for rank in range(target.world_size)
-        for item in owned(tensors, target, rank, list(MIXED))
+        for item in owned(tensors, target, rank)
     }
     stored = {(c.tensor, c.slot, c.box, c.flat) for chunks in found.chunks.values() for c in chunks}
     assert stored == wanted
@@ -143,15 +143,10 @@ def test_a_tied_name_reads_its_original(saved: Saved, truth: dict[tuple[str, str
 
 @sources([layout for layout in LAYOUTS if layout.virtual_stages == 1])
 def test_an_untied_head_and_fp32_weights(tmp_path: Path, source: Layout) -> None:
-    table = tuple(spec for spec in mixed_table(tied=False) if spec.name in ENDS)
+    table = with_slots([spec for spec in mixed_table(tied=False) if spec.name in ENDS], STATES)
     truth = {(spec.name, slot): true_values(spec, slot, code) for spec in table for slot, code in STATES.items()}
     layouts = [layout for layout in LAYOUTS if layout.virtual_stages == 1]
-    wanted = {
-        item
-        for layout in layouts
-        for rank in range(layout.world_size)
-        for item in owned(table, layout, rank, list(STATES))
-    }
+    wanted = {item for layout in layouts for rank in range(layout.world_size) for item in owned(table, layout, rank)}
     found = Checkpoint.open(save_step(tmp_path, table, source, STATES))
     assert all("master" not in tensor.slots for tensor in found.tensors.values())
     for item in wanted:

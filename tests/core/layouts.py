@@ -5,15 +5,16 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from tk.core.layout import Layout
-from tk.core.tensors import Split, TensorSpec
+from tk.core.tensors import Split, TensorSpec, with_slots
 
 HEAD = 4
-SLOTS = ("weight", "master", "exp_avg")
+SLOTS = {"weight": "BF16", "master": "F32", "exp_avg": "F32"}
+OTHER_SLOTS = {"weight": "BF16", "momentum": "BF16"}
 
 
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[TensorSpec, ...]:
-    """Draws models with fused, padded, replicated, column-split and tied tensors."""
+    """Draws models with fused, padded, replicated, column-split and tied tensors, some with other slots than others."""
     hidden, heads = draw(st.sampled_from([(16, 4), (32, 8), (12, 4)]))
     kv_heads = draw(st.sampled_from([1, 2, 4]))
     inner, vocab = draw(st.sampled_from([8, 24])), draw(st.integers(5, 70))
@@ -33,8 +34,13 @@ def tables(draw: st.DrawFn) -> tuple[TensorSpec, ...]:
             TensorSpec(f"{layer}.fused.bias", (3 * heads * HEAD,), Split(0, HEAD, sections=3), layer),
         ]
     specs.append(TensorSpec("head", (vocab, hidden), Split(0, rule="pad"), "last", alias="embed" if tied else ""))
-    frozen = draw(st.sets(st.sampled_from(sorted({spec.param or spec.name for spec in specs})), max_size=3))
-    return tuple(replace(spec, trainable=(spec.param or spec.name) not in frozen) for spec in specs)
+    params = sorted({spec.param or spec.name for spec in specs})
+    frozen, other = (draw(st.sets(st.sampled_from(params), max_size=most)) for most in (3, 20))
+    specs = [replace(spec, trainable=(spec.param or spec.name) not in frozen) for spec in specs]
+    return tuple(
+        with_slots([spec], OTHER_SLOTS if (spec.alias or spec.param or spec.name) in other else SLOTS)[0]
+        for spec in specs
+    )
 
 
 @st.composite

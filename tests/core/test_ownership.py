@@ -8,13 +8,13 @@ from hypothesis import given
 from tk.core.geometry import Box, covers_exactly, flat_to_boxes
 from tk.core.layout import Layout
 from tk.core.ownership import Owned, owned
-from tk.core.tensors import Split, TensorSpec
+from tk.core.tensors import Split, TensorSpec, with_slots
 from tk.tests.core.layouts import SLOTS, layouts, tables
 from tk.tests.example_counts import examples
 
 
-def _slots(spec: TensorSpec) -> tuple[str, ...]:
-    return SLOTS if spec.trainable else SLOTS[:1]
+def item_size(item: Owned) -> int:
+    return sum(math.prod(box.shape) for box in boxes_of(item))
 
 
 def boxes_of(item: Owned) -> list[Box]:
@@ -24,14 +24,14 @@ def boxes_of(item: Owned) -> list[Box]:
 @examples(60)
 @given(tables(), layouts())
 def test_every_element_of_every_slot_has_one_owner(table: tuple[TensorSpec, ...], layout: Layout) -> None:
-    items = [item for rank in range(layout.world_size) for item in owned(table, layout, rank, SLOTS)]
+    items = [item for rank in range(layout.world_size) for item in owned(table, layout, rank)]
     found: dict[tuple[str, str], list[Box]] = {}
     for item in items:
         found.setdefault((item.tensor, item.slot), []).extend(boxes_of(item))
     stored = [spec for spec in table if not spec.alias]
-    assert set(found) == {(spec.name, slot) for spec in stored for slot in _slots(spec)}
+    assert set(found) == {(spec.name, slot) for spec in stored for slot in spec.slots}
     for spec in stored:
-        for slot in _slots(spec):
+        for slot in spec.slots:
             assert covers_exactly(found[spec.name, slot], Box.whole(spec.shape)), (spec.name, slot)
 
 
@@ -40,7 +40,7 @@ def test_every_element_of_every_slot_has_one_owner(table: tuple[TensorSpec, ...]
 def test_replicas_write_equal_parts(tp: int, zero: int) -> None:
     """Cut tensors: within 5 percent; whole ones at tp = 1: within the largest of them."""
     hidden = 1024
-    table = tuple(
+    declared = [
         spec
         for layer in range(4)
         for spec in (
@@ -48,12 +48,13 @@ def test_replicas_write_equal_parts(tp: int, zero: int) -> None:
             TensorSpec(f"{layer}.down", (hidden, 4 * hidden), Split(1), layer),
             TensorSpec(f"{layer}.norm", (hidden,), None, layer),
         )
-    )
+    ]
+    table = with_slots(declared, SLOTS)
     layout = Layout(tp=tp, dp=4, zero=zero)
     for slot in ("weight", "exp_avg"):
         for group in range(tp):
             loads = [
-                sum(math.prod(box.shape) for item in owned(table, layout, rank, (slot,)) for box in boxes_of(item))
+                sum(item_size(item) for item in owned(table, layout, rank) if item.slot == slot)
                 for rank in range(layout.world_size)
                 if layout.coordinates(rank).tp == group
             ]

@@ -12,10 +12,10 @@ from tk.core.layout import Coordinates, Layout
 from tk.core.local_params import LocalParam, local_params
 from tk.core.ownership import Owned
 from tk.core.replicas import any_replicated, replicated, shared_by_axis
-from tk.core.tensors import Table, TensorSpec
+from tk.core.tensors import Table, TensorSpec, with_slots
 from tk.tests.checkpoint.saving import llama_table
 
-SLOTS = ("weight", "exp_avg")
+SLOTS = {"weight": "F32", "exp_avg": "F32"}
 
 
 def held(table: tuple[TensorSpec, ...], layout: Layout, rank: int) -> list[Owned]:
@@ -53,18 +53,18 @@ LAYOUTS = [
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_range_is_replicated_if_two_ranks_hold_it(layout: Layout) -> None:
-    table = llama_table()
+    table = with_slots(llama_table(), SLOTS)
     counts: Counter[Owned] = Counter()
     for rank in range(layout.world_size):
         counts.update(held(table, layout, rank))
-    common = replicated(table, layout, SLOTS)
+    common = replicated(table, layout)
     assert len(set(common)) == len(common)
     assert set(common) == {item for item, count in counts.items() if count > 1}
     assert common, "a model always has tensors that are not split"
 
 
 def test_a_single_rank_has_no_replicas() -> None:
-    assert replicated(llama_table(), Layout(), SLOTS) == ()
+    assert replicated(with_slots(llama_table(), SLOTS), Layout()) == ()
 
 
 def neighbours(layout: Layout, rank: int) -> dict[str, list[int]]:
@@ -90,17 +90,18 @@ def test_neighbours_that_agree_along_every_axis_make_the_world_agree(layout: Lay
 
     Neighbours have the same list, so that they call the same collectives.
     """
-    table = tuple(
+    specs = [
         replace(spec, trainable=not (frozen and spec.name == "model.norm.weight"), alias=spec.alias if tied else "")
         for spec in llama_table()
-    )
+    ]
+    table = with_slots(specs, SLOTS)
     holders: dict[Owned, set[int]] = {}
     for rank in range(layout.world_size):
         for item in held(table, layout, rank):
             holders.setdefault(item, set()).add(rank)
     common = {item: ranks for item, ranks in holders.items() if len(ranks) > 1}
     reached = {item: {rank: {rank} for rank in ranks} for item, ranks in common.items()}
-    shared = [shared_by_axis(table, layout, layout.coordinates(rank), SLOTS) for rank in range(layout.world_size)]
+    shared = [shared_by_axis(table, layout, layout.coordinates(rank)) for rank in range(layout.world_size)]
     for rank in range(layout.world_size):
         for axis, group in neighbours(layout, rank).items():
             items = getattr(shared[rank], axis)
@@ -116,7 +117,7 @@ def test_neighbours_that_agree_along_every_axis_make_the_world_agree(layout: Lay
     for item, ranks in common.items():
         assert all(found == ranks for found in reached[item].values()), item
     assert any_replicated(table, layout) == bool(common)
-    assert set(replicated(table, layout, SLOTS)) == set(common)
+    assert set(replicated(table, layout)) == set(common)
 
 
 def test_the_share_of_a_rank_among_thousands_looks_at_its_neighbours_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +129,6 @@ def test_the_share_of_a_rank_among_thousands_looks_at_its_neighbours_alone(monke
 
     monkeypatch.setattr(replicas, "local_params", counted)
     layout = Layout(tp=4, pp=2, dp=2048, zero=1)
-    shared_by_axis(llama_table(), layout, layout.coordinates(12345), SLOTS)
+    shared_by_axis(with_slots(llama_table(), SLOTS), layout, layout.coordinates(12345))
     assert set(looked_at) == {(1, 0), (1, 1), (1, 2), (1, 3), (0, 1)}, "its tp group, and the other end of its pipeline"
     assert len(looked_at) <= 1 + layout.tp + 2

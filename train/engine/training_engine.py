@@ -19,6 +19,7 @@ from ...core.tensors import Table
 from ...parallel.mesh import Group, Mesh
 from ...parallel.torch_dtypes import torch_dtype
 from ..config.sections import RESIDENT, OffloadSection, OptimizerSection, PrecisionSection
+from ..config.tensor_slots import with_run_slots
 from ..zero.agreement import Act, Agreement
 from ..zero.flat_buffers import Fill, FlatBuffers
 from ..zero.gradient_exchange import GradientExchange
@@ -71,6 +72,9 @@ class TrainingEngine:
         options: the options.
         device: the device of all buffers.
         fill: writes the first values of a parameter.
+
+    Attributes:
+        table: the tensors with their slots in this run.
     """
 
     def __init__(
@@ -85,11 +89,11 @@ class TrainingEngine:
     ) -> None:
         self.home = HomeProcess("This training engine")
         self.mesh = mesh
-        self.table = table
+        self.table = with_run_slots(table, options.precision.params, options.optimizer)
         self.device = device
         dtype = torch_dtype(options.precision.params)
         places = StatePlaces(device, options.offload, options.folder)
-        self.buffers = FlatBuffers(tuple(modules), table, mesh, dtype=dtype, places=places, fill=fill)
+        self.buffers = FlatBuffers(tuple(modules), self.table, mesh, dtype=dtype, places=places, fill=fill)
         self.exchange = GradientExchange(
             self.buffers, sequence_parallel=options.sequence_parallel, overlap=options.overlap
         )

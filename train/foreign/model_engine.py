@@ -121,7 +121,7 @@ class ModelEngine:
         self._settings = settings
         self._watch = ModuleWatch(foreign.module, foreign.table, engine.buffers)
         self._buffers = PersistentBuffers(foreign.module, foreign.table, engine.mesh.world)
-        self._checkpointer = Checkpointer(engine, foreign.table, engine.mesh)
+        self._checkpointer = Checkpointer(engine, engine.mesh)
         self._optimizer_step = OptimizerStep(engine, TrainSection(), before_update=self._checkpointer.flush_pending)
         engine.optimizer.takes_written = True
         self._accumulation = Accumulation(engine, settings.accumulate)

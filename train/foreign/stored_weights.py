@@ -12,7 +12,6 @@ from ...checkpoint.read.reader import Checkpoint
 from ...checkpoint.read.shared_read import open_together, share_errors
 from ...core.dtypes import COMPUTE_DTYPES
 from ...core.errors import ConfigError, ShapeMismatch
-from ...core.tensors import Table
 from ...model.peers import peers
 from ...parallel.mesh import Group
 from ...parallel.torch_dtypes import format_of
@@ -49,14 +48,14 @@ class StoredWeights:
             stored, kept = _matched(model, opened)
         return StoredWeights(opened.also_named(stored), kept)
 
-    def load(self, engine: TrainingEngine, table: Table) -> None:
+    def load(self, engine: TrainingEngine) -> None:
         """Reads this rank's share of the parameters, and all of what is whole on every rank; every rank calls it.
 
         Raises:
             CheckpointError: the checkpoint cannot be read, or is damaged.
             ConfigError: fp16 cannot hold a value.
         """
-        checkpointer = Checkpointer(engine, table, engine.mesh)
+        checkpointer = Checkpointer(engine, engine.mesh)
         checkpointer.load_weights(self.checkpoint, without=self.kept)
         with share_errors(checkpointer.ranks):
             for shard in engine.buffers.shards if engine.buffers.dtype == torch.float16 else ():

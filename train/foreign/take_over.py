@@ -65,7 +65,7 @@ def _build_engine(
         if mesh.world.rank == 0:
             foreign.log_sizes(units)
     if values.stored:
-        values.stored.load(engine, foreign.table)
+        values.stored.load(engine)
     return_freed_memory()
     return engine
 

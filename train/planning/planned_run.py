@@ -15,6 +15,7 @@ from ...model.spec import EMBEDDING, DecoderSpec
 from ..config.freezing import without_frozen
 from ..config.initial_model import resolve
 from ..config.sections import OffloadSection
+from ..config.tensor_slots import with_run_slots
 from ..config.train_config import TrainConfig
 from ..pipeline.schedules import make_schedule
 from ..pipeline.simulator import Simulation, simulate
@@ -37,7 +38,7 @@ class PlannedRun:
         layout: its layout.
         model: the model's shape.
         spec: the model's decoder.
-        table: its tensors, with those that are frozen.
+        table: its tensors with their slots, those that are frozen too.
         ranks: for each pipeline rank, the parameters of the ranks at its first position.
         num_micro_batches: the number of micro-batches of a rank in a step.
         simulation: the simulated pipeline.
@@ -126,7 +127,7 @@ def prepare_run(config: TrainConfig, num_ranks: int | None, resume: str = "auto"
     refuse(size_problems(config, given.keys, num_ranks))
     model, absent = planned_model(config, given, here)
     spec = decoder_spec(model)
-    table = without_frozen(spec.table, config.train.freeze)
+    table = with_run_slots(without_frozen(spec.table, config.train.freeze), config.precision.params, config.optimizer)
     refuse(problems(config, table, num_ranks))
     layout = config.layout(num_ranks)
     num_micro_batches = ceil_div(config.train.global_batch_size, layout.dp * config.train.micro_batch_size)

@@ -1,7 +1,6 @@
 """The size of the copy from which a save in the background is written (no torch)."""
 
 from ...checkpoint.save.save_job import Buffers, SaveJob
-from ...core.dtypes import FP32, by_name
 from ...core.layout import Layout
 from ...core.tensors import Table
 from ..config.train_config import TrainConfig
@@ -18,9 +17,6 @@ def save_copy_bytes(config: TrainConfig, table: Table, layout: Layout, pp: int) 
     The copy is allocated at the first save and stays. The first rank writes most: it also saves the tensors that are
     equal on all tp ranks, and a remainder if tensors cannot be distributed evenly. States on disk are not copied.
     """
-    slots = {"weight": by_name(config.precision.params).code}
-    if config.offload.optimizer != "disk":
-        slots |= dict.fromkeys(("exp_avg", "exp_avg_sq"), by_name(config.optimizer.states).code)
-        slots |= {"master": FP32.code} if config.precision.params != "fp32" else {}
+    on_disk = {slot for spec in table for slot in spec.states} if config.offload.optimizer == "disk" else ()
     rank = pp * layout.dp * layout.tp
-    return Buffers(SaveJob(config.run_folder, "", rank, table, layout, slots)).nbytes
+    return Buffers(SaveJob(config.run_folder, "", rank, table, layout), on_disk).nbytes

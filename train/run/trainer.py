@@ -83,7 +83,7 @@ class Trainer:
         self.weight_grads = WeightGradQueue()
         self.engine = self._engine()
         self.pipeline = Passes(self.stages, self.engine, config, self.weight_grads, self.heartbeat.beat)
-        self.checkpointer = Checkpointer(self.engine, self.table, self.mesh)
+        self.checkpointer = Checkpointer(self.engine, self.mesh)
         self.optimizer_step = OptimizerStep(
             self.engine,
             config.train,

@@ -13,7 +13,6 @@ from ...checkpoint.read.shared_read import ALONE, Peers, share_errors
 from ...checkpoint.run.locked_run import LockedRun
 from ...checkpoint.run.run_folder import RunFolder
 from ...checkpoint.save.save_job import SaveJob
-from ...core.tensors import Table
 from ...model.peers import peers
 from ...parallel.collectives import broadcast
 from ...parallel.mesh import Mesh
@@ -25,7 +24,7 @@ from ..state.stored_state import LossScaleState
 from .replica_check import ReplicaCheck
 from .save_in_flight import SaveInFlight
 from .saver import Saver
-from .snapshot import Snapshot, slot_dtypes
+from .snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +68,16 @@ class Checkpointer:
 
     Args:
         engine: the rank's engine.
-        table: the model's tensors.
         mesh: the rank's groups.
 
     Attributes:
         ranks: all ranks, in the form that loading needs.
     """
 
-    def __init__(self, engine: TrainingEngine, table: Table, mesh: Mesh) -> None:
+    def __init__(self, engine: TrainingEngine, mesh: Mesh) -> None:
         self.engine = engine
-        self.table = table
         self.mesh = mesh
-        self.snapshot = Snapshot(engine.optimizer, table)
+        self.snapshot = Snapshot(engine.optimizer)
         self.replicas = ReplicaCheck(self.snapshot, mesh)
         self.ranks = peers(mesh.world)
         self._open: OpenRun | None = None
@@ -120,10 +117,9 @@ class Checkpointer:
             run=options.folder,
             attempt=attempt,
             writer=rank,
-            table=self.table,
+            table=self.snapshot.table,
             layout=self.mesh.layout,
-            slots=slot_dtypes(optimizer),
-            param_groups=param_groups(optimizer.options, self.table),
+            param_groups=param_groups(optimizer.options, self.snapshot.table),
             side_files=options.side_files if rank == 0 else {},
             keep=options.keep,
             keep_every=options.keep_every,

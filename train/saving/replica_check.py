@@ -6,7 +6,7 @@ import torch
 
 from ...core.errors import TkError
 from ...core.ownership import Owned
-from ...core.replicas import any_replicated, replicated, run_key, shared_by_axis, weight_key
+from ...core.replicas import any_replicated, replicated, run_key, sharded_slots, shared_by_axis, weight_key
 from ...parallel.collectives import all_gather, all_reduce_max
 from ...parallel.mesh import Mesh
 from .snapshot import Snapshot
@@ -30,9 +30,8 @@ class ReplicaCheck:
     def __init__(self, snapshot: Snapshot, mesh: Mesh) -> None:
         self.snapshot = snapshot
         self.mesh = mesh
-        self.slots = ("weight", *sorted(snapshot.optimizer.slots))
         self.needed = any_replicated(snapshot.table, mesh.layout)
-        shared = shared_by_axis(snapshot.table, mesh.layout, mesh.coordinates, self.slots)
+        shared = shared_by_axis(snapshot.table, mesh.layout, mesh.coordinates)
         axes = (
             (mesh.shard, shared.shard),
             (mesh.replicate, shared.replicate),
@@ -83,15 +82,15 @@ class ReplicaCheck:
         for piece, values in self.snapshot.weights.items():
             if weight_key(piece) in self._compared:
                 yield weight_key(piece), values
-        for slot in self.slots if self.snapshot.buffers.zero == 3 else self.slots[1:]:
-            for shard in self.snapshot.buffers.shards:
+        for shard in self.snapshot.buffers.shards:
+            for slot in sharded_slots(shard.piece, self.mesh.layout):
                 key = run_key(slot, shard.piece, shard.flat)
                 if key in self._compared:
                     yield key, self.snapshot.optimizer.read(slot, shard, *shard.flat)
 
     def _describe(self, step: int, mine: Checksums) -> str:
         """Returns the error's message. Ranks gather all checksums: the time that it takes does not matter any more."""
-        common = replicated(self.snapshot.table, self.mesh.layout, self.slots)
+        common = replicated(self.snapshot.table, self.mesh.layout)
         by_rank = torch.stack(all_gather(self._in_order(common, mine), self.mesh.world))
         holds = by_rank != _ABSENT
         lowest = torch.where(holds, by_rank, torch.iinfo(torch.int64).max).amin(0)

@@ -16,16 +16,9 @@ from ...core.errors import CheckpointError
 from ...core.geometry import Box
 from ...core.local_params import Piece
 from ...core.ownership import Owned, owned
-from ...core.tensors import TensorSpec
 from ...model.stored_tensors import check_tensors, check_ties
 from ...parallel.torch_dtypes import format_of
 from ..zero.sharded_adamw import ShardedAdamW
-
-
-def slot_dtypes(optimizer: ShardedAdamW) -> dict[str, str]:
-    """Returns the safetensors dtype code of each slot that this optimizer saves."""
-    slots = {"weight": optimizer.buffers.dtype} | dict(sorted(optimizer.slots.items()))
-    return {slot: format_of(dtype).code for slot, dtype in slots.items()}
 
 
 class Snapshot:
@@ -33,13 +26,15 @@ class Snapshot:
 
     Args:
         optimizer: the rank's optimizer.
-        table: the model's tensors.
+
+    Attributes:
+        table: the model's tensors, each with its slots.
     """
 
-    def __init__(self, optimizer: ShardedAdamW, table: Sequence[TensorSpec]) -> None:
+    def __init__(self, optimizer: ShardedAdamW) -> None:
         self.optimizer = optimizer
         self.buffers = optimizer.buffers
-        self.table = table
+        self.table = optimizer.buffers.table
         self._runs: dict[tuple[str, Box], list[Shard]] = {}
         for shard in self.buffers.shards:
             self._runs.setdefault((shard.piece.tensor.name, shard.piece.box), []).append(shard)
@@ -63,7 +58,7 @@ class Snapshot:
 
     def owned(self, rank: int) -> tuple[Owned, ...]:
         """Returns the items that a rank saves."""
-        return owned(self.table, self.buffers.mesh.layout, rank, ("weight", *sorted(self.optimizer.slots)))
+        return owned(self.table, self.buffers.mesh.layout, rank)
 
     def values(self, item: Owned) -> npt.NDArray[np.generic]:
         """Returns the elements of `item`, 1-D, in the slot's dtype (bf16 as uint16); a view if possible."""
@@ -101,7 +96,8 @@ class Snapshot:
             ShapeMismatch: the checkpoint is not of this model.
             CheckpointError: it has no optimizer states.
         """
-        self._fill(checkpoint, ("master", "exp_avg", "exp_avg_sq"), peers)
+        states = dict.fromkeys(slot for spec in self.table for slot in spec.states)
+        self._fill(checkpoint, tuple(dict.fromkeys(("master", *states))), peers)
 
     def load_weights(self, checkpoint: Checkpoint, peers: Peers = ALONE, without: frozenset[str] = frozenset()) -> None:
         """Reads parameters only, of any stored dtype; optimizer states stay unchanged. `publish` completes the load.
@@ -129,6 +125,8 @@ class Snapshot:
         places: list[Callable[[torch.Tensor], object]] = []
         for slot in slots:
             for shard in self.buffers.shards:
+                if slot != "master" and slot not in shard.piece.tensor.states:
+                    continue
                 name = shard.piece.tensor.alias or shard.piece.tensor.name
                 stored = checkpoint.tensors[name].slots
                 source = "weight" if slot == "master" and slot not in stored else slot

@@ -115,7 +115,8 @@ class FlatBuffers:
 
     Args:
         modules: one module per pipeline stage of this rank.
-        table: lists the modules' tensors. Frozen ones stay outside the buckets and whole on every rank.
+        table: lists the modules' tensors with their slots. Frozen ones stay outside the buckets and whole on every
+            rank.
         dtype: the parameters' dtype.
         places: where model states are.
         fill: writes a parameter's initial values; called once for each parameter, in no promised order.
@@ -137,6 +138,7 @@ class FlatBuffers:
     ) -> None:
         self.mesh = mesh
         self.modules = modules
+        self.table = table
         self.dtype = dtype
         self.device = places.device
         at, layout = mesh.coordinates, mesh.layout

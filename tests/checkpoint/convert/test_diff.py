@@ -12,7 +12,7 @@ from tk.core import dtypes
 from tk.core.errors import ShardCorrupt
 from tk.core.layout import Layout
 from tk.core.ownership import owned
-from tk.core.tensors import TensorSpec
+from tk.core.tensors import TensorSpec, with_slots
 from tk.scripts.broken_checkpoints import flip
 from tk.tests.checkpoint.saving import MIXED, STATES, mixed_table, save_step
 
@@ -25,7 +25,7 @@ def write(run: Path, values: dict[str, np.ndarray], code: str = "F32") -> Checkp
         folder = locked.begin_step(1)
         entries = [(item, code, values[item.tensor].reshape(-1)) for item in owned(table, Layout(), 0)]
         write_part(folder, 0, table, entries)
-        return Checkpoint.open(commit(locked, NewStep(1, table, Layout(), {"weight": code})))
+        return Checkpoint.open(commit(locked, NewStep(1, with_slots(table, {"weight": code}), Layout())))
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from tk.checkpoint.run.locked_run import LockedRun
 from tk.checkpoint.run.run_lock import Holder
 from tk.core.errors import CheckpointError
 from tk.core.layout import Layout
-from tk.tests.checkpoint.crashing import LAYOUT, SLOTS, TABLE, assert_is_step, job_of, save, values_of
+from tk.tests.checkpoint.crashing import LAYOUT, TABLE, assert_is_step, job_of, save, values_of
 
 TIMEOUT = 8.0  # seconds, which no test waits
 
@@ -127,7 +127,7 @@ def test_a_job_that_lost_its_lock_publishes_and_removes_nothing(run: Path) -> No
         (run / "LOCK").write_bytes(Holder("other", 1, "0000beef", "other").to_bytes())
         names = sorted(os.listdir(run))
         deeds: list[Callable[[], object]] = [
-            lambda: commit(late, NewStep(4, TABLE, LAYOUT, SLOTS)),
+            lambda: commit(late, NewStep(4, TABLE, LAYOUT)),
             lambda: late.begin_step(5),
             lambda: late.prune(1),
             lambda: late.quarantine([1]),

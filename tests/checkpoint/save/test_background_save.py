@@ -16,7 +16,8 @@ from tk.checkpoint.save.background_save import BackgroundSaver
 from tk.checkpoint.save.save_job import SaveJob
 from tk.core.errors import CheckpointError, TkError, WorkerDied
 from tk.core.layout import Layout
-from tk.tests.checkpoint.crashing import SLOTS, TABLE, assert_is_step, save, values_of
+from tk.core.tensors import with_slots
+from tk.tests.checkpoint.crashing import TABLE, assert_is_step, save, values_of
 
 ALONE = Layout()
 
@@ -31,7 +32,7 @@ def run(tmp_path: Path) -> Iterator[LockedRun]:
 @pytest.fixture
 def saver(run: LockedRun) -> Iterator[BackgroundSaver]:
     """The writer of a run of one rank."""
-    writer = BackgroundSaver(SaveJob(run.path, run.attempt, 0, TABLE, ALONE, SLOTS, keep=2), run.lock_fd)
+    writer = BackgroundSaver(SaveJob(run.path, run.attempt, 0, TABLE, ALONE, keep=2), run.lock_fd)
     yield writer
     writer.close()
 
@@ -58,7 +59,7 @@ def test_a_process_with_thousands_of_open_files_saves_too(run: LockedRun) -> Non
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
-    writer = BackgroundSaver(SaveJob(run.path, run.attempt, 0, TABLE, ALONE, SLOTS, keep=2), run.lock_fd)
+    writer = BackgroundSaver(SaveJob(run.path, run.attempt, 0, TABLE, ALONE, keep=2), run.lock_fd)
     try:
         fill(writer, 1)
         writer.begin(1, {})
@@ -149,9 +150,9 @@ def test_it_loads_no_torch_and_holds_the_lock_with_its_rank(tmp_path: Path) -> N
 
 def test_a_slot_of_which_a_rank_owns_nothing_is_saved_too(tmp_path: Path) -> None:
     """With more replicas than tensors some ranks write an empty part."""
-    layout = Layout(dp=8)
+    weights, layout = with_slots(TABLE, {"weight": "F32"}), Layout(dp=8)
     with RunFolder(tmp_path).lock() as run:
-        jobs = [SaveJob(run.path, run.attempt, rank, TABLE, layout, {"weight": "F32"}) for rank in range(8)]
+        jobs = [SaveJob(run.path, run.attempt, rank, weights, layout) for rank in range(8)]
         empty = next(job for job in jobs[1:] if not job.items())
         writer = BackgroundSaver(empty)
         try:

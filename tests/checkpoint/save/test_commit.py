@@ -17,17 +17,18 @@ from tk.core.errors import CheckpointError, ManifestError, ShardMissing
 from tk.core.geometry import Box
 from tk.core.layout import Layout
 from tk.core.ownership import owned
+from tk.core.tensors import with_slots
 from tk.tests.checkpoint.faults import watched
 from tk.tests.checkpoint.saving import STATES, cut, llama_table, save_step, true_values
 
-SMALL = llama_table(layers=1)
+SMALL = with_slots(llama_table(layers=1), STATES)
 LAYOUT = Layout(tp=2)
 
 
 def write_all(folder: Path, ranks: list[int]) -> None:
     specs = {spec.name: spec for spec in SMALL}
     for rank in ranks:
-        items = owned(SMALL, LAYOUT, rank, list(STATES))
+        items = owned(SMALL, LAYOUT, rank)
         entries = [(i, "F32", cut(true_values(specs[i.tensor], i.slot, "F32"), i)) for i in items]
         write_part(folder, rank, SMALL, entries)
 
@@ -37,7 +38,7 @@ def test_missing_parts_are_named_and_nothing_is_committed(tmp_path: Path) -> Non
         folder = run.begin_step(1)
         write_all(folder, [0])
         with pytest.raises(ShardMissing, match=r"1 of 2 writers have not finished: 00001\.json"):
-            commit(run, NewStep(1, SMALL, LAYOUT, STATES), timeout=0)
+            commit(run, NewStep(1, SMALL, LAYOUT), timeout=0)
     with pytest.raises(CheckpointError):
         Checkpoint.open(tmp_path)
 
@@ -48,7 +49,7 @@ def test_a_part_that_lacks_an_element_is_not_committed(tmp_path: Path) -> None:
         write_all(folder, [0])
         write_part(folder, 1, SMALL, [])
         with pytest.raises(ManifestError, match="exactly once"):
-            commit(run, NewStep(1, SMALL, LAYOUT, STATES))
+            commit(run, NewStep(1, SMALL, LAYOUT))
     assert not (folder / "COMMIT").exists()
 
 
@@ -91,8 +92,8 @@ def test_no_step_is_committed_under_another_s_name(tmp_path: Path) -> None:
         with pytest.raises(
             ShardMissing, match=rf"step-00000004\.tmp-{run.attempt}: .* 2 of 2 writers have not finished"
         ):
-            commit(run, NewStep(4, SMALL, LAYOUT, STATES), timeout=0)
-        assert commit(run, NewStep(5, SMALL, LAYOUT, STATES)) == tmp_path / "step-00000005"
+            commit(run, NewStep(4, SMALL, LAYOUT), timeout=0)
+        assert commit(run, NewStep(5, SMALL, LAYOUT)) == tmp_path / "step-00000005"
     assert (tmp_path / "LATEST").read_text() == "step-00000005\n"
     assert [step for step, _ in RunFolder(tmp_path).steps()] == [5]
 
@@ -103,7 +104,7 @@ def test_a_step_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
         write_all(folder, [0, 1])
         (tmp_path / "step-00000001").mkdir()
         with pytest.raises(CheckpointError, match=rf"step-00000001 exists .*; {folder} holds the new step"):
-            commit(run, NewStep(1, SMALL, LAYOUT, STATES))
+            commit(run, NewStep(1, SMALL, LAYOUT))
     assert list((tmp_path / "step-00000001").iterdir()) == []
 
 

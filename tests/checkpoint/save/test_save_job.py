@@ -20,6 +20,7 @@ from tk.checkpoint.save import save_job
 from tk.checkpoint.save.save_job import Buffers, SaveJob
 from tk.core.errors import StorageError
 from tk.core.layout import Layout
+from tk.core.tensors import with_slots
 from tk.tests.checkpoint.crashing import assert_is_step, job_of, save, values_of
 from tk.tests.checkpoint.faults import watched
 from tk.tests.checkpoint.saving import MIXED, llama_table
@@ -30,9 +31,8 @@ def test_a_job_survives_the_way_to_another_process() -> None:
         Path("/somewhere/run"),
         "0a1b2c3d",
         3,
-        llama_table(),
+        with_slots(llama_table(), MIXED),
         Layout(tp=2, dp=4, zero=1),
-        MIXED,
         param_groups=[{"name": "adamw", "lr": 1e-3, "params": ["model.norm.weight"]}],
         side_files={"config.json": b"{}", "binary": bytes(range(256))},
         keep=3,
@@ -43,7 +43,7 @@ def test_a_job_survives_the_way_to_another_process() -> None:
 
 
 def test_buffers_hold_every_item_side_by_side() -> None:
-    job = SaveJob(Path("run"), "0a1b2c3d", 1, llama_table(), Layout(tp=2, dp=2, zero=1), MIXED)
+    job = SaveJob(Path("run"), "0a1b2c3d", 1, with_slots(llama_table(), MIXED), Layout(tp=2, dp=2, zero=1))
     buffers = Buffers(job)
     memory = memoryview(bytearray(buffers.nbytes))
     for number, item in enumerate(job.items()):

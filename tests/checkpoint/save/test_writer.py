@@ -16,11 +16,11 @@ from tk.core.errors import CheckpointError, ManifestError
 from tk.core.geometry import Box
 from tk.core.layout import Layout
 from tk.core.ownership import Owned, owned
-from tk.core.tensors import TensorSpec
+from tk.core.tensors import TensorSpec, with_slots
 from tk.tests.checkpoint.hugging_face_values import assert_same, exported, folder_of
 from tk.tests.checkpoint.saving import STATES, assert_equal, cut, llama_table, save_step, true_values
 
-SMALL = llama_table(layers=1)
+SMALL = with_slots(llama_table(layers=1), STATES)
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,12 @@ def test_a_step_may_be_committed_as_soon_as_its_last_part_is_there(
         rename(source, target)
         if target.parent.name == "parts":
             monkeypatch.setattr(folders, "rename", rename)
-            commit(run, NewStep(1, SMALL, Layout(), {"weight": "F32"}))
+            commit(run, NewStep(1, weights, Layout()))
 
     monkeypatch.setattr(folders, "rename", and_commit)
     specs = {spec.name: spec for spec in SMALL}
-    items = owned(SMALL, Layout(), 0, ["weight"])
+    weights = with_slots(SMALL, {"weight": "F32"})
+    items = owned(weights, Layout(), 0)
     with RunFolder(tmp_path).lock() as run:
         entries = [(item, "F32", cut(true_values(specs[item.tensor], item.slot, "F32"), item)) for item in items]
         write_part(run.begin_step(1), 0, SMALL, entries)
@@ -62,10 +63,10 @@ def test_a_writer_begins_a_new_file_when_one_is_full(tmp_path: Path) -> None:
         folder = run.begin_step(1)
         entries = [
             (item, "F32", lambda item=item: cut(true_values(specs[item.tensor], item.slot, "F32"), item))
-            for item in owned(SMALL, Layout(), 0, list(STATES))
+            for item in owned(SMALL, Layout(), 0)
         ]
         part = write_part(folder, 0, SMALL, entries, max_file=10_000)
-        commit(run, NewStep(1, SMALL, Layout(), STATES))
+        commit(run, NewStep(1, SMALL, Layout()))
     assert sum(name.startswith("model-00000") for name in part.files) > 2
     found = Checkpoint.open(tmp_path)
     assert found.verify().ok

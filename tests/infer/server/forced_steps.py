@@ -9,6 +9,7 @@ from tk.checkpoint import NewStep, RunFolder, commit, write_part
 from tk.core.casts import Array
 from tk.core.layout import Layout
 from tk.core.ownership import owned
+from tk.core.tensors import with_slots
 from tk.model.config import ModelConfig
 from tk.model.registry import tensor_table
 from tk.tests.checkpoint.saving import cut
@@ -25,14 +26,14 @@ def save_forced_step(run: Path, model: Path, step: int, **changes: object) -> Pa
     """Commits a step of `write_tiny_model`'s model, with changes of its config."""
     config = json.loads((model / "config.json").read_text()) | changes
     shape = ModelConfig.from_json(config, "config.json")
-    table = tensor_table(shape)
+    table = with_slots(tensor_table(shape), SLOTS)
     side_files = {"config.json": json.dumps(config).encode(), "tokenizer.json": (model / "tokenizer.json").read_bytes()}
     with RunFolder(run).lock() as locked:
         folder = locked.begin_step(step)
         values = {spec.name: _forced(spec.name, spec.shape, token_of(step)) for spec in table}
-        entries = [(item, "F32", cut(values[item.tensor], item)) for item in owned(table, Layout(), 0, list(SLOTS))]
+        entries = [(item, "F32", cut(values[item.tensor], item)) for item in owned(table, Layout(), 0)]
         write_part(folder, 0, table, entries)
-        return commit(locked, NewStep(step, table, Layout(), SLOTS, side_files=side_files))
+        return commit(locked, NewStep(step, table, Layout(), side_files=side_files))
 
 
 def damage(step: Path) -> None:

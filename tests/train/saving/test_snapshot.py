@@ -16,7 +16,7 @@ from tk.tests.call_count import count_calls
 from tk.tests.checkpoint.saving import MIXED, save_step, true_values
 from tk.tests.train.zero.small_buffers import NUM_ELEMENTS, TABLE, make_buffers, make_module
 from tk.train.config.sections import OptimizerSection
-from tk.train.saving.snapshot import Snapshot, slot_dtypes
+from tk.train.saving.snapshot import Snapshot
 from tk.train.zero.sharded_adamw import ShardedAdamW
 
 
@@ -30,11 +30,13 @@ def make_snapshot(
     states: Literal["fp32", "bf16"] = "fp32",
 ) -> Snapshot:
     """Returns one rank's snapshot; its exp_avg is the weight plus 1."""
-    buffers = make_buffers(module or make_module(), zero, size=size, rank=rank, dtype=dtype, table=table)
-    optimizer = ShardedAdamW(buffers, OptimizerSection(states=states))
+    options = OptimizerSection(states=states)
+    module = module or make_module()
+    buffers = make_buffers(module, zero, size=size, rank=rank, dtype=dtype, table=table, options=options)
+    optimizer = ShardedAdamW(buffers, options)
     for (_, master), (_, values) in zip(optimizer.runs("master"), optimizer.runs("exp_avg"), strict=True):
         values.copy_(master + 1)
-    return Snapshot(optimizer, table)
+    return Snapshot(optimizer)
 
 
 @pytest.mark.parametrize(("zero", "size"), [(0, 1), (0, 3), (1, 2), (2, 2), (3, 1), (3, 2), (3, 3)])
@@ -56,7 +58,8 @@ def test_all_ranks_together_save_each_element_of_each_slot_once(zero: int, size:
 @pytest.mark.parametrize("zero", [1, 3])
 def test_weights_in_bf16_are_rounded_masters_and_travel_as_uint16(zero: int) -> None:
     snapshot = make_snapshot(zero, dtype=torch.bfloat16)
-    assert slot_dtypes(snapshot.optimizer) == {"weight": "BF16", "exp_avg": "F32", "exp_avg_sq": "F32", "master": "F32"}
+    slots = {"weight": "BF16", "exp_avg": "F32", "exp_avg_sq": "F32", "master": "F32"}
+    assert all(spec.slots == slots for spec in snapshot.table)
     for _, master in snapshot.optimizer.runs("master"):
         master += 2**-20  # which bf16 cannot hold
     whole = dict(make_module().named_parameters())
@@ -71,7 +74,8 @@ def test_weights_in_bf16_are_rounded_masters_and_travel_as_uint16(zero: int) -> 
 
 
 def test_an_fp32_run_saves_no_masters_beside_its_weights() -> None:
-    assert slot_dtypes(make_snapshot(1).optimizer) == {"weight": "F32", "exp_avg": "F32", "exp_avg_sq": "F32"}
+    expected = {"weight": "F32", "exp_avg": "F32", "exp_avg_sq": "F32"}
+    assert all(spec.slots == expected for spec in make_snapshot(1).table)
 
 
 def test_ranks_hold_whole_weights_below_stage_3_and_frozen_ones_at_stage_3() -> None:
@@ -148,7 +152,7 @@ def test_bf16_moments_are_saved_as_they_are(size: int) -> None:
     for rank in range(size):
         snapshot = make_snapshot(3, size, rank, torch.bfloat16, states="bf16")
         codes = {"weight": "BF16", "exp_avg": "BF16", "exp_avg_sq": "BF16", "master": "F32"}
-        assert slot_dtypes(snapshot.optimizer) == codes
+        assert all(spec.slots == codes for spec in snapshot.table)
         held = {(shard.piece.tensor.name, shard.flat): values for shard, values in snapshot.optimizer.runs("exp_avg")}
         for item in snapshot.owned(rank):
             if item.slot == "exp_avg":

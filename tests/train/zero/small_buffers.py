@@ -3,10 +3,13 @@
 import torch
 from torch import nn
 
+from tk.core.dtypes import Precision
 from tk.core.layout import Coordinates, Layout
 from tk.core.local_params import LocalParam
 from tk.core.tensors import TensorSpec
 from tk.parallel.mesh import ALONE, Group, Mesh
+from tk.train.config.sections import OptimizerSection
+from tk.train.config.tensor_slots import with_run_slots
 from tk.train.zero.flat_buffers import FlatBuffers
 from tk.train.zero.states.open_states import StatePlaces
 
@@ -18,6 +21,7 @@ TABLE = (
     TensorSpec("1.weight", (6, 9), None, 1),
     TensorSpec("1.bias", (6,), None, 1),
 )
+ADAMW = OptimizerSection()
 BUCKET_SIZE, NUM_ELEMENTS = 200, 249
 
 
@@ -35,8 +39,9 @@ def make_buffers(
     rank: int = 0,
     dtype: torch.dtype = torch.float32,
     table: tuple[TensorSpec, ...] = TABLE,
+    options: OptimizerSection = ADAMW,
 ) -> FlatBuffers:
-    """Returns the buffers of rank `rank` in a shard group of `size` ranks.
+    """Returns the buffers of rank `rank` in a shard group of `size` ranks, for an optimizer with these options.
 
     They are filled with the values of `make_module`; parameters of other names keep the module's own.
     """
@@ -49,6 +54,8 @@ def make_buffers(
     def fill(local: LocalParam, into: torch.Tensor) -> None:
         into.copy_(values[local.name])
 
+    params: Precision = "bf16" if dtype == torch.bfloat16 else "fp32"
+    table = with_run_slots(table, params, options)
     return FlatBuffers((module,), table, mesh, dtype=dtype, places=StatePlaces(torch.device("cpu")), fill=fill)
 
 
