@@ -116,7 +116,7 @@ class StagePass:
     Args:
         decoder: the stage.
         device: the device that computes.
-        saving: makes the context of a forward pass; see `TrainingEngine.saving`.
+        saving: makes the context of a forward pass from the tensor that it has received; see `TrainingEngine.saving`.
 
     Attributes:
         micro_batches: the step's micro-batches.
@@ -132,7 +132,7 @@ class StagePass:
         self,
         decoder: Decoder,
         device: torch.device,
-        saving: Callable[[], AbstractContextManager[None]] = nullcontext,
+        saving: Callable[[torch.Tensor | None], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.decoder = decoder
         self.device = device
@@ -159,11 +159,11 @@ class StagePass:
         rows = (micro.inputs, micro.targets, micro.positions)
         tokens_BL, targets_BL, positions_BL = (torch.from_numpy(each).to(self.device) for each in rows)
         attend, balance = attention_within(micro.documents), self._balance(targets_BL)
-        with self.saving():
+        with self.saving(x):
             hidden_BLD = self.decoder(tokens_BL if x is None else x, positions_BL, attend, balance)
         if not self.decoder.stage.last:
             return hidden_BLD  # type: ignore[no-any-return]
-        with self.saving() if self.saves_logits else nullcontext():
+        with self.saving(None) if self.saves_logits else nullcontext():
             return loss_sum(self.decoder, hidden_BLD, targets_BL) * self.loss_factor
 
     def _balance(self, targets_BL: torch.Tensor) -> RouterBalance | None:

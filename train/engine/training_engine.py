@@ -5,7 +5,7 @@ of each pass; between these calls, hooks do the work.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,11 +183,21 @@ class TrainingEngine:
         if complete:
             self.exchange.begin_backward(last)
 
-    def saving(self, stage: int) -> AbstractContextManager[None]:
-        """Surrounds a forward pass, or a part of it: what autograd keeps of it goes to where activations are."""
+    @contextmanager
+    def saving(self, stage: int, received: torch.Tensor | None = None) -> Iterator[None]:
+        """Surrounds a forward pass, or a part of it: what autograd keeps of it goes to where activations are.
+
+        Args:
+            stage: the index of the stage on this rank.
+            received: a tensor that nothing but the pass reads, so that its memory can be freed after it.
+        """
         if self.activations is None or not torch.is_grad_enabled():
-            return nullcontext()
-        return self.activations.hooks(self.gathers[stage].saved if self.gathers else None)
+            yield
+            return
+        with self.activations.hooks(self.gathers[stage].saved if self.gathers else None):
+            yield
+        if received is not None:
+            self.activations.free(received)
 
     def end_pass(self, stage: int) -> None:
         """Frees gathered parameters after a forward or backward pass of `stage`."""

@@ -119,6 +119,14 @@ class SavedActivations:
 
         return saved_tensors_hooks(pack, unpack)
 
+    def free(self, tensor: torch.Tensor) -> None:
+        """Frees the memory of a tensor after a pass that was the last to read it, if what is saved of it has moved.
+
+        Shape and gradient stay.
+        """
+        if self._moves(tensor):
+            tensor.untyped_storage().resize_(0)
+
     def _pack(self, tensor: torch.Tensor) -> _MovedTensor | _KeptTensor:
         if not self._moves(tensor):
             return _KeptTensor(

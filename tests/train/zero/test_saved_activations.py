@@ -114,6 +114,22 @@ def test_a_graph_that_is_dropped_gives_its_memory_back() -> None:
     assert (activations.pool.held, activations.pool.in_use) == (held, 0)
 
 
+@pytest.mark.parametrize("rows", [64, 8])
+def test_the_input_of_a_stage_is_freed_if_what_is_saved_of_it_has_moved(rows: int) -> None:
+    layer, activations, given = Layer(), SavedActivations(CPU, []), random(3)[:rows].clone()
+    given.requires_grad_()
+    with activations.hooks():
+        loss = layer.norm(given).square().sum() + given[:1].square().sum()
+    activations.free(given)
+    assert given.untyped_storage().nbytes() == (0 if rows == 64 else given.nbytes)
+    loss.backward()
+    again = random(3)[:rows].clone().requires_grad_()
+    (layer.norm(again).square().sum() + again[:1].square().sum()).backward()
+    assert given.grad is not None
+    assert again.grad is not None
+    assert torch.equal(given.grad, again.grad)
+
+
 def test_a_view_comes_back_with_its_strides_over_the_memory_that_it_shares() -> None:
     seen: list[tuple[torch.Tensor, ...]] = []
 
