@@ -1,11 +1,13 @@
 """The bodies of both completions, as requests to the engine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from ...core.errors import InvalidRequest
-from ...proto.v1 import generation_pb2 as pb
+from ..requests.asked_request import AskedRequest
+from ..requests.prompts import Conversation, GivenPrompt
+from ..requests.sampling_params import SamplingParams
 from .fields import Fields, is_id_list
 from .sampling_fields import NOT_BUILT, read_options
 
@@ -26,7 +28,7 @@ class AskedCompletion:
         has_logprobs: whether tokens come with their log-probabilities.
     """
 
-    requests: tuple[pb.GenerateRequest, ...]
+    requests: tuple[AskedRequest, ...]
     samples: int
     is_streamed: bool
     has_usage: bool
@@ -46,60 +48,55 @@ def read_completion(body: dict[str, Any], request_id: str) -> AskedCompletion:
     Raises:
         InvalidRequest: a field is wrong, unknown, or not built.
     """
-    fields, request = Fields(body), pb.GenerateRequest(request_id=request_id)
-    prompts = _prompts(fields)
-    read_options(fields, request)
+    fields = Fields(body)
+    prompts, model, options = _prompts(fields), fields.text("model") or "", read_options(fields)
     if (top := fields.integer("logprobs")) is not None:
-        request.output.logprobs = top
-    fields.only("best_of", request.sampling.n or 1)
+        options["logprobs"] = top
+    fields.only("best_of", options.get("n") or 1)
     fields.only("echo", False)
-    requests = []
-    for number, prompt in enumerate(prompts):
-        requests.append(pb.GenerateRequest())
-        requests[-1].CopyFrom(request)
-        if request_id and len(prompts) > 1:
-            requests[-1].request_id = f"{request_id}-{number}"
-        if isinstance(prompt, str):
-            requests[-1].text = prompt
-        else:
-            requests[-1].tokens.ids.extend(prompt)
-    return _asked(fields, requests)
+    names = [f"{request_id}-{number}" if request_id else "" for number in range(len(prompts))]
+    named = list(zip([request_id] if len(prompts) == 1 else names, prompts, strict=True))
+    return _asked(fields, named, model, options)
 
 
 def read_chat(body: dict[str, Any], request_id: str) -> AskedCompletion:
     """Reads the body of /v1/chat/completions; see `read_completion`."""
-    fields, request = Fields(body), pb.GenerateRequest(request_id=request_id)
-    request.chat.SetInParent()
+    fields, messages = Fields(body), list[dict[str, str]]()
     for message in fields.objects("messages"):
         role, content = message.text("role"), _content(message)
         if role is None:
             raise message.wrong("role", None, "system, user or assistant")
-        request.chat.messages.add(role=role, content=content)
+        messages.append({"role": role, "content": content})
         message.refuse_rest(frozenset(("audio", "function_call", "name", "refusal", "tool_call_id", "tool_calls")))
-    read_options(fields, request)
+    model, options = fields.text("model") or "", read_options(fields)
     has_logprobs, top = fields.flag("logprobs"), fields.integer("top_logprobs")
     if has_logprobs:
-        request.output.logprobs = top or 0
+        options["logprobs"] = top or 0
     elif top:
         raise fields.wrong("top_logprobs", top, "unset where logprobs is not true")
-    return _asked(fields, [request])
+    return _asked(fields, [(request_id, Conversation(messages))], model, options)
 
 
-def _asked(fields: Fields, requests: list[pb.GenerateRequest]) -> AskedCompletion:
-    sampling = requests[0].sampling
-    samples = sampling.n if sampling.HasField("n") else 1
-    if samples * len(requests) > MAX_CHOICES:
+def _asked(
+    fields: Fields, prompts: Sequence[tuple[str, GivenPrompt]], model: str, options: dict[str, Any]
+) -> AskedCompletion:
+    """Takes what is left of a body; each prompt has the name of its request."""
+    samples = options.get("n", 1)
+    if samples * len(prompts) > MAX_CHOICES:
         raise fields.wrong("n", samples, f"at most {MAX_CHOICES} with all prompts' samples together")
-    is_streamed, options = fields.flag("stream"), fields.object("stream_options")
-    has_usage = options is not None and options.flag("include_usage")
-    if options is not None:
+    is_streamed, stream_options = fields.flag("stream"), fields.object("stream_options")
+    has_usage = stream_options is not None and stream_options.flag("include_usage")
+    if stream_options is not None:
         if not is_streamed:
             raise InvalidRequest("stream_options is set, and stream is not; unset one.", field="stream_options")
-        options.only("include_obfuscation", False)
-        options.refuse_rest()
+        stream_options.only("include_obfuscation", False)
+        stream_options.refuse_rest()
     fields.refuse_rest(NOT_BUILT)
-    has_logprobs = requests[0].output.HasField("logprobs")
-    return AskedCompletion(tuple(requests), samples, is_streamed, has_usage, has_logprobs)
+    params = SamplingParams(**options)
+    requests = tuple(
+        AskedRequest(prompt, params, model=model, request_id=name, at_once=not is_streamed) for name, prompt in prompts
+    )
+    return AskedCompletion(requests, samples, is_streamed, has_usage, params.logprobs is not None)
 
 
 def _prompts(fields: Fields) -> list[Any]:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -43,11 +44,11 @@ class Completions:
             deadline = record.deadline = _deadline(request)
             async with ended_by(deadline):
                 asked = await parsed(request.body, lambda body: self._read(body, request_id))
-                model.log.describe(record, *asked.requests)
-                at_once = not asked.is_streamed
-                async with running_all(model, asked.requests, caller, deadline, at_once, record) as events:
+                model.log.describe(record, *(each.prompt for each in asked.requests))
+                requests = [replace(each, deadline=deadline) for each in asked.requests]
+                async with running_all(model, requests, caller, record) as events:
                     answer = _Answer(self._dialect, asked, model, request.id, await anext(events))
-                    finish = await (answer.whole if at_once else answer.stream)(events, reply)
+                    finish = await (answer.stream if asked.is_streamed else answer.whole)(events, reply)
             await finish()  # a client that takes its time is not late
 
 

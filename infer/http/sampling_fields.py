@@ -1,9 +1,8 @@
-"""The options that both of OpenAI's completions share, as those of a GenerateRequest."""
+"""The options that both of OpenAI's completions share, as those of SamplingParams."""
 
 import json
-from typing import Final
+from typing import Any, Final
 
-from ...proto.v1 import generation_pb2 as pb
 from .fields import Fields
 
 # min_p and repetition_penalty, and below top_k, min_tokens, stop_token_ids and ignore_eos, are not OpenAI's: other
@@ -43,36 +42,22 @@ NOT_BUILT: Final = frozenset(
 )
 
 
-def read_options(fields: Fields, request: pb.GenerateRequest) -> None:
-    """Takes the options that are not the prompt's; unset ones stay unset.
+def read_options(fields: Fields) -> dict[str, Any]:
+    """Takes the options that are not the prompt's; returns those that are set, as arguments of SamplingParams.
 
     Raises:
         InvalidRequest: an option has the wrong type, or one that cannot be represented.
     """
-    request.model = fields.text("model") or ""
-    _read_sampling(fields, request.sampling)
-    if (most := _length(fields)) is not None:
-        request.stopping.max_new_tokens = most
-    request.stopping.stop.extend(fields.texts("stop"))
-    request.stopping.stop_token_ids.extend(fields.integers("stop_token_ids"))
-    request.stopping.min_new_tokens = fields.integer("min_tokens") or 0
-    request.stopping.ignore_eos = fields.flag("ignore_eos")
+    found: dict[str, Any] = {name: fields.number(name) for name in _NUMBERS}
+    found |= {"top_k": fields.integer("top_k"), "seed": fields.integer("seed", 2**64 - 1), "n": fields.integer("n")}
+    found["json_schema"] = _schema(fields.object("response_format"))
+    found["max_new_tokens"] = _length(fields)
+    found["min_new_tokens"] = fields.integer("min_tokens")
+    found["logit_bias"] = fields.numbers_by_id("logit_bias")
+    found["stop"], found["stop_token_ids"] = tuple(fields.texts("stop")), tuple(fields.integers("stop_token_ids"))
+    found["ignore_eos"] = fields.flag("ignore_eos")
     fields.text("user")  # a name for the operator's own records: it changes nothing
-
-
-def _read_sampling(fields: Fields, sampling: pb.Sampling) -> None:
-    for name in _NUMBERS:
-        if (number := fields.number(name)) is not None:
-            setattr(sampling, name, number)
-    if (top_k := fields.integer("top_k")) is not None:
-        sampling.top_k = top_k
-    if (seed := fields.integer("seed", 2**64 - 1)) is not None:
-        sampling.seed = seed
-    if (samples := fields.integer("n")) is not None:
-        sampling.n = samples
-    sampling.logit_bias.update(fields.numbers_by_id("logit_bias"))
-    if (schema := _schema(fields.object("response_format"))) is not None:
-        sampling.json_schema = schema
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _length(fields: Fields) -> int | None:

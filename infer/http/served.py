@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
-from ...proto.v1 import generation_pb2 as pb
 from ..observability.request_record import RequestRecord
+from ..requests.asked_request import AskedRequest
 from ..requests.events import ModelInfo, SentEvent
 from ..requests.streams import EventStream
 from ..scheduling.books import EngineLoad
@@ -13,7 +13,6 @@ from ..server.access.tokens import Caller
 from ..server.lifecycle.lifecycle import ServerState
 from ..server.request.request_log import RequestLog
 from ..server.runner import RequestRunner
-from ..server.service import asked_request
 
 Numbered = tuple[int, SentEvent]
 
@@ -61,30 +60,27 @@ class ServedModel:
         return self._runner.lifecycle.retry_after
 
     def running(
-        self, request: pb.GenerateRequest, caller: Caller, deadline: float | None, at_once: bool, record: RequestRecord
+        self, asked: AskedRequest, caller: Caller, record: RequestRecord
     ) -> AbstractAsyncContextManager[EventStream]:
         """Returns the context in which a request runs in the engine; its value has the request's events.
 
         Raises:
             TkError: here, or when the context is entered: the request is refused.
         """
-        asked = asked_request(request, caller, self.info, deadline, at_once)
         record.params = asked.params
 
         async def admit(request_id: str) -> None:
             """Sends nothing: the head of an answer is sent with its first event, which has the id."""
             record.request_id = record.request_id or request_id
 
-        return self._runner.run(asked, admit)
+        return self._runner.run(asked, caller, admit)
 
 
 @asynccontextmanager
 async def running_all(
     model: ServedModel,
-    requests: Sequence[pb.GenerateRequest],
+    requests: Sequence[AskedRequest],
     caller: Caller,
-    deadline: float | None,
-    at_once: bool,
     record: RequestRecord,
 ) -> AsyncIterator[AsyncIterator[Numbered]]:
     """Runs requests while the body runs, and yields their events with the number of each event's request.
@@ -95,10 +91,7 @@ async def running_all(
         TkError: a request is refused; those before it end.
     """
     async with AsyncExitStack() as stack:
-        streams = [
-            await stack.enter_async_context(model.running(request, caller, deadline, at_once, record))
-            for request in requests
-        ]
+        streams = [await stack.enter_async_context(model.running(request, caller, record)) for request in requests]
         record.admit(record.request_id)
         if len(streams) == 1:
             yield _seen(_numbered(streams[0]), record)

@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 from ...core.errors import Cancelled
-from ...proto.v1 import generation_pb2 as pb
 from ..observability.observer import Observer
-from ..requests.events import CacheOptions, Request
-from ..requests.prompts import check_length
+from ..requests.asked_request import AskedRequest
+from ..requests.events import Request
+from ..requests.prompts import Conversation, check_length
 from ..requests.sampling_params import SamplingParams
 from ..requests.servable import checked_prompt, with_grammar
 from ..requests.streams import CROWD, EventStream, Wakeups
@@ -20,38 +20,10 @@ from .errors import Draining
 from .lifecycle.lifecycle import Lifecycle
 from .request.prompt_reader import PromptReader
 from .request.request_ids import LiveRequests, chosen_id
+from .request.requests import check_request
 from .request.response_size import check_response_size
 
 INLINE_IDS: Final = 8192  # to copy and check so many token ids takes less than a millisecond
-
-
-@dataclass(frozen=True)
-class AskedRequest:
-    """A request as a caller asks for it.
-
-    Attributes:
-        caller: the caller.
-        prompt: a text, token ids, or a conversation.
-        params: the sampling options.
-        request_id: the caller's name for it; "" = the server makes one.
-        special_tokens: whether the tokenizer's special tokens are added to a text.
-        priority: the priority, which the role of the caller allows.
-        deadline: the value of time.monotonic() after which the caller no longer waits, or None.
-        cache: the use of the prefix cache.
-        at_once: whether the whole answer is one message.
-        logprobs_from: the first place of the prompt whose log-probability is reported, if any is.
-    """
-
-    caller: Caller
-    prompt: str | pb.TokenIds | pb.Chat | Sequence[int]
-    params: SamplingParams
-    request_id: str = ""
-    special_tokens: bool = True
-    priority: int = 0
-    deadline: float | None = None
-    cache: CacheOptions = field(default_factory=CacheOptions)
-    at_once: bool = False
-    logprobs_from: int = 0
 
 
 class RequestRunner:
@@ -84,25 +56,29 @@ class RequestRunner:
 
     @asynccontextmanager
     async def run(
-        self, asked: AskedRequest, on_admitted: Callable[[str], Awaitable[object]]
+        self, asked: AskedRequest, caller: Caller, on_admitted: Callable[[str], Awaitable[object]]
     ) -> AsyncIterator[EventStream]:
         """Runs a request in the engine while the body runs, and yields its events.
 
         At the end of the body (success, error, cancellation) the request ends in the engine too.
 
         Args:
+            asked: the request.
+            caller: who asks.
             on_admitted: is awaited with the request's id when the engine has accepted it.
 
         Raises:
             TkError: the request is refused; nothing was allocated for it.
         """
+        self.lifecycle.check_loaded()
+        check_request(asked, self.engine.info, caller)
         self.lifecycle.check_admitting()
-        request_id, principal = chosen_id(asked.request_id), asked.caller.principal
+        request_id, principal = chosen_id(asked.request_id), caller.principal
         stream = self.live.open(request_id, principal)
         submitted = False
         try:
             async with stream.preparing():
-                request = await self._engine_request(asked, request_id)
+                request = await self._engine_request(asked, request_id, caller)
             self.engine.submit(request, self.observer.begin(request, stream.push))
             submitted = True
             await on_admitted(request_id)
@@ -128,11 +104,11 @@ class RequestRunner:
         for stream in self.live.streams():
             stream.interrupt(Draining("The server ended before the request did; ask another one."))
 
-    async def _engine_request(self, asked: AskedRequest, request_id: str) -> Request:
+    async def _engine_request(self, asked: AskedRequest, request_id: str, caller: Caller) -> Request:
         """Makes the engine's request; checks options and length before it copies or tokenizes a long prompt."""
         info = self.engine.info
         asked.params.validate(info.vocab_size)
-        ids = await self._tokens(asked)
+        ids = await self._tokens(asked, caller)
         check_length(len(ids), info.max_model_len)
         params = self._with_default_length(asked.params, len(ids))
         self._check_response_size(params, len(ids) - asked.logprobs_from, asked.at_once)
@@ -143,8 +119,8 @@ class RequestRunner:
             priority=asked.priority,
             deadline=asked.deadline,
             logprobs_from=asked.logprobs_from,
-            principal=asked.caller.principal,
-            weight=asked.caller.weight,
+            principal=caller.principal,
+            weight=caller.weight,
             cache=asked.cache,
             is_checked=True,
         )
@@ -152,16 +128,13 @@ class RequestRunner:
             return made
         return await asyncio.to_thread(with_grammar, made, self.engine.grammars)
 
-    async def _tokens(self, asked: AskedRequest) -> Sequence[int]:
+    async def _tokens(self, asked: AskedRequest, caller: Caller) -> Sequence[int]:
         match asked.prompt:
             case str():
                 return await self.prompts.of_text(asked.prompt, asked.special_tokens)
-            case pb.Chat():
-                return await self.prompts.of_chat(asked.prompt, asked.caller.principal)
-            case pb.TokenIds():
-                ids: Sequence[int] = asked.prompt.ids  # copied when their number is checked
-                return ids
-        return asked.prompt
+            case Conversation():
+                return await self.prompts.of_chat(asked.prompt, caller.principal)
+        return asked.prompt  # copied when their number is checked
 
     def _check_response_size(self, params: SamplingParams, num_prompt: int, at_once: bool) -> None:
         longest = self.prompts.longest_token_bytes

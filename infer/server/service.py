@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
 
@@ -11,28 +11,22 @@ import grpc
 
 from ...proto.v1 import generation_pb2 as pb
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
-from ..api.wire import (
-    cache_from_request,
-    completion_to_wire,
-    event_to_wire,
-    model_info_to_wire,
-    params_from_request,
-    score_to_wire,
-)
+from ..api.wire import completion_to_wire, event_to_wire, model_info_to_wire, score_to_wire
 from ..observability.request_record import RequestRecord, trace_of
+from ..requests.asked_request import AskedRequest
 from ..requests.completion import Completion, CompletionBuilder
-from ..requests.events import ModelInfo
 from ..requests.score import score_request
 from ..requests.streams import EventStream
 from .access.callers import Callers
 from .access.tokens import Caller
 from .request.calls import PlainCalls
 from .request.deadline import deadline_of, ended_by
+from .request.from_messages import asked_request, prompt_of, score_sides
 from .request.request_ids import METADATA_KEY
 from .request.request_log import RequestLog
-from .request.requests import check_request, check_score
+from .request.requests import check_top
 from .request.response_size import check_text_size
-from .runner import AskedRequest, RequestRunner
+from .runner import RequestRunner
 from .status import answered, client_of
 
 # With 20 alternatives each, so many take a few milliseconds.
@@ -85,18 +79,19 @@ class GenerationService(pb_grpc.GenerationServicer):
     async def Score(self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext) -> pb.ScoreResponse:
         async with self._call("Score", request, context) as call:
             self._runner.lifecycle.check_loaded()
-            check_score(request)
-            scored = score_request(*await self._runner.prompts.of_score(request), top=request.top)
+            check_top(request.top)
+            prompt, continuation = score_sides(request)
+            self._log.describe(call.record, prompt)
+            scored = score_request(*await self._runner.prompts.of_score(prompt, continuation, request.top), request.top)
             call.record.params, call.record.operation = scored.params, "score"
             asked = AskedRequest(
-                call.caller,
                 scored.prompt,
                 scored.params,
                 logprobs_from=scored.logprobs_from,
                 deadline=call.deadline,
                 at_once=True,
             )
-            async with self._runner.run(asked, call.admit) as stream:
+            async with self._runner.run(asked, call.caller, call.admit) as stream:
                 return await _converted(partial(score_to_wire, top=request.top), await _completion(stream, call))
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext) -> pb.TokenIds:
@@ -130,7 +125,6 @@ class GenerationService(pb_grpc.GenerationServicer):
             trace = trace_of(context.invocation_metadata())
             client = client_of(context)
             with self._log.request(method, caller.principal, request_id, trace, client) as record:
-                self._log.describe(record, request)
                 record.deadline = deadline
                 async with ended_by(deadline):
                     yield _ServedCall(context, caller, deadline, record)
@@ -140,10 +134,11 @@ class GenerationService(pb_grpc.GenerationServicer):
     ) -> AbstractAsyncContextManager[EventStream]:
         """Returns the context in which a request runs; its value has the events."""
         self._runner.lifecycle.check_loaded()
-        info = self._runner.engine.info
-        asked = asked_request(request, call.caller, info, call.deadline, at_once)
+        prompt = prompt_of(request)
+        self._log.describe(call.record, prompt)
+        asked = replace(asked_request(request, prompt), deadline=call.deadline, at_once=at_once)
         call.record.params = asked.params
-        return self._runner.run(asked, call.admit)
+        return self._runner.run(asked, call.caller, call.admit)
 
 
 async def _completion(stream: EventStream, call: _ServedCall) -> Completion:
@@ -160,32 +155,3 @@ async def _converted(convert: Callable[[Completion], M], completion: Completion)
     if entries <= INLINE_LOGPROBS:
         return convert(completion)
     return await asyncio.to_thread(convert, completion)
-
-
-def asked_request(
-    request: pb.GenerateRequest, caller: Caller, info: ModelInfo, deadline: float | None, at_once: bool
-) -> AskedRequest:
-    """Checks the message of a request, of whatever protocol, and returns what the runner takes.
-
-    Args:
-        request: the message.
-        caller: the caller, which has the role `generate`.
-        info: the description of the model.
-        deadline: the value of time.monotonic() after which the caller no longer waits, or None.
-        at_once: whether the whole answer is one message.
-
-    Raises:
-        TkError: see `check_request`.
-    """
-    check_request(request, info, caller)
-    return AskedRequest(
-        caller,
-        getattr(request, request.WhichOneof("prompt") or "text"),
-        params_from_request(request),
-        request_id=request.request_id,
-        special_tokens=not request.no_special_tokens,
-        priority=request.priority,
-        deadline=deadline,
-        cache=cache_from_request(request),
-        at_once=at_once,
-    )

@@ -52,8 +52,7 @@ class StreamedAnswer:
 
     def __init__(self, inference: Inference, model: str) -> None:
         self._inference, self._model = inference, model
-        sampling = inference.request.sampling
-        self._num_samples = self._left = sampling.n if sampling.HasField("n") else 1
+        self._num_samples = self._left = inference.request.params.n
         self._builder = CompletionBuilder()
         self._id, self._step = "", 0
 

@@ -10,7 +10,9 @@ from typing import Final
 from ....core.errors import InvalidRequest
 from ....proto.open_inference import open_inference_pb2 as oip
 from ....proto.v1 import generation_pb2 as pb
+from ...requests.asked_request import AskedRequest
 from ..errors import UnknownModel
+from ..request.from_messages import asked_request
 from .parameters import read_parameters, read_timeout, unknown_parameter
 
 TEXT_INPUT: Final = "text_input"
@@ -27,7 +29,7 @@ class Inference:
     """A request as read.
 
     Attributes:
-        request: the same in tk.v1's message.
+        request: the request, without the deadline and form of its answer.
         version: the training step, in digits, that the weights must have; "" = any.
         outputs: the names of the answer's tensors.
         is_raw: whether contents are raw, those of the answer too.
@@ -35,7 +37,7 @@ class Inference:
         names: the names of the parameters by the names of the wire's fields.
     """
 
-    request: pb.GenerateRequest
+    request: AskedRequest
     version: str
     outputs: tuple[str, ...]
     is_raw: bool
@@ -49,8 +51,10 @@ def read_inference(message: oip.ModelInferRequest) -> Inference:
     Raises:
         InvalidRequest: a tensor or a parameter is wrong or unknown.
     """
-    request = pb.GenerateRequest(request_id=message.id, model=message.model_name, text=_text(message))
-    names = read_parameters(message.parameters, request)
+    options, prompt = pb.GenerateRequest(request_id=message.id, model=message.model_name), _text(message)
+    names = read_parameters(message.parameters, options)
+    with named_as_given(names):
+        request = asked_request(options, prompt)
     return Inference(
         request,
         message.model_version,

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import grpc
@@ -23,7 +23,6 @@ from ..request.request_ids import METADATA_KEY
 from ..request.request_log import RequestLog
 from ..request.requests import check_model
 from ..runner import RequestRunner
-from ..service import asked_request
 from ..status import answered, client_of, text_for_client
 from .answers import StreamedAnswer, metadata_of, whole_answer
 from .inference import Inference, check_version, named_as_given, read_inference
@@ -169,7 +168,7 @@ class OpenInferenceService:
         with self._log.request(method, caller.principal, message.id, trace_of(metadata), client) as record:
             self._runner.lifecycle.check_loaded()
             inference, info = await _read(message), self._runner.engine.info
-            self._log.describe(record, inference.request)
+            self._log.describe(record, inference.request.prompt)
             check_version(inference.version, info.step)
             deadline = record.deadline = deadline_of(context.time_remaining(), inference.timeout)
 
@@ -179,10 +178,9 @@ class OpenInferenceService:
                     await on_admitted(request_id)
 
             with named_as_given(inference.names):
-                at_once = on_admitted is not None
-                asked = asked_request(inference.request, caller, info, deadline, at_once)
+                asked = replace(inference.request, deadline=deadline, at_once=on_admitted is not None)
                 record.params = asked.params
-                async with ended_by(deadline), self._runner.run(asked, admit) as stream:
+                async with ended_by(deadline), self._runner.run(asked, caller, admit) as stream:
                     yield _RunningInference(inference, stream, record)
 
     def _check_model(self, request: oip.ModelReadyRequest | oip.ModelMetadataRequest) -> None:

@@ -1,15 +1,14 @@
 """The tokens of prompts: texts are tokenized, and conversations rendered, beside the event loop."""
 
 import asyncio
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 from ....core.errors import CheckpointError, ConfigError, InvalidRequest
-from ....proto.v1 import generation_pb2 as pb
 from ....text.chat_renderer import ChatRenderer
 from ....text.template_files import template_sources
 from ....text.tokenizer_files import has_chat_template
-from ...requests.prompts import check_length, check_num_messages
+from ...requests.prompts import Conversation, check_length
 from ...requests.score import split_tokens
 from ..engine_protocol import ServedEngine, ServedTokenizer
 from ..errors import NoChatTemplate, NoTokenizer
@@ -60,7 +59,7 @@ class PromptReader:
         check_text(text, tokenizer.longest_token_bytes, self._engine.info, field)
         return tokenizer.encode(text, special_tokens=special_tokens)
 
-    async def of_chat(self, chat: pb.Chat, principal: str = "") -> list[int]:
+    async def of_chat(self, chat: Conversation, principal: str = "") -> list[int]:
         """Returns the tokens of a conversation up to the start of the answer, by the checkpoint's chat template.
 
         If this is cancelled, because the caller's deadline has passed for example, the template is stopped.
@@ -72,15 +71,13 @@ class PromptReader:
         Raises:
             NoTokenizer: the checkpoint has no tokenizer.
             NoChatTemplate: it has no chat template, or a damaged one.
-            InvalidRequest: there are no messages or too many, the template refuses them, or takes too long for them.
+            InvalidRequest: the template refuses the messages, or takes too long for them.
             PromptTooLong: the prompt has more text than tokens of the model's length can hold.
             WorkerDied: the template's process died or hung, twice.
         """
-        check_num_messages(len(chat.messages))
-        messages: list[dict[str, Any]] = [{"role": each.role, "content": each.content} for each in chat.messages]
         longest = self._engine.info.max_model_len * self.tokenizer.longest_token_bytes
         try:
-            text = await asyncio.wrap_future(self._renderer.submit(messages, longest, principal))
+            text = await asyncio.wrap_future(self._renderer.submit(list(chat.messages), longest, principal))
         except CheckpointError as error:
             raise NoChatTemplate(
                 "The served checkpoint has no chat template that can be used; send text or token ids."
@@ -89,41 +86,46 @@ class PromptReader:
             raise InvalidRequest(f"chat.messages cannot be served: {error}.", field="chat.messages") from error
         return await self.of_text(text, special_tokens=False, field="chat.messages")  # the template spells them out
 
-    async def of_score(self, request: pb.ScoreRequest) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    async def of_score(
+        self, prompt: str | Sequence[int], continuation: str | Sequence[int], top: int
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Returns the tokens of the prompt and of the continuation of a request for a score.
 
+        Args:
+            prompt: a text or token ids.
+            continuation: a text or token ids.
+            top: the number of alternatives to report with each token.
+
         Raises:
-            InvalidRequest: one of them is missing, has no tokens, or has ids beyond the vocabulary; or the answer could
-                pass the limit of a message.
+            InvalidRequest: one of them has no tokens, or ids beyond the vocabulary; or the answer could pass the limit
+                of a message.
             PromptTooLong: they have together more tokens than the model's length.
             NoTokenizer: one is text, and the checkpoint has no tokenizer.
         """
         info = self._engine.info
-        split = await asyncio.to_thread(self._split, request)
+        split = await asyncio.to_thread(self._split, prompt, continuation)
         check_length(sum(map(len, split)) - 1, info.max_model_len)
         for side, tokens in zip(("prompt", "continuation"), split, strict=True):
             if max(tokens) >= info.vocab_size:
                 raise InvalidRequest(
                     f"Token id {max(tokens)} is not one of the vocabulary's, 0 to {info.vocab_size - 1}.", field=side
                 )
-        check_score_size(len(split[1]), request.top, self.longest_token_bytes)
+        check_score_size(len(split[1]), top, self.longest_token_bytes)
         return split
 
-    def _split(self, request: pb.ScoreRequest) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        prompt, continuation = (self._given(request, side) for side in ("prompt", "continuation"))
-        return split_tokens(self._engine.tokenizer, prompt, continuation)
+    def _split(
+        self, prompt: str | Sequence[int], continuation: str | Sequence[int]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        before, after = self._given(prompt, "text"), self._given(continuation, "continuation_text")
+        return split_tokens(self._engine.tokenizer, before, after)
 
-    def _given(self, request: pb.ScoreRequest, side: str) -> str | tuple[int, ...]:
-        arm = request.WhichOneof(side)
-        if arm is None:
-            raise InvalidRequest(f"The request has no {side}; set text or tokens.", field=side)
-        value = getattr(request, arm)
+    def _given(self, value: str | Sequence[int], field: str) -> str | tuple[int, ...]:
         if isinstance(value, str):
-            check_text(value, self.tokenizer.longest_token_bytes, self._engine.info, arm)
+            check_text(value, self.tokenizer.longest_token_bytes, self._engine.info, field)
             return value
-        if len(value.ids) > self._engine.info.max_model_len:
-            check_length(len(value.ids), self._engine.info.max_model_len)
-        return tuple(value.ids)
+        if len(value) > self._engine.info.max_model_len:
+            check_length(len(value), self._engine.info.max_model_len)
+        return tuple(value)
 
     async def close(self) -> None:
         """Ends the process that renders conversations."""

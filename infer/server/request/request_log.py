@@ -17,13 +17,12 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import grpc
-from google.protobuf.json_format import MessageToDict
 
 from ....core.errors import InvalidRequest, TkError
 from ....core.repeats import WINDOW, Repeats
-from ....proto.v1 import generation_pb2 as pb
 from ...observability.observer import Observer
 from ...observability.request_record import RequestRecord
+from ...requests.prompts import Conversation, GivenPrompt
 from ..status import text_for_client
 from .known_names import known_name
 from .request_ids import is_id
@@ -99,14 +98,13 @@ class RequestLog:
         self._write_one_of_many(record)
         record.error = None  # as above
 
-    def describe(self, record: RequestRecord, *requests: pb.GenerateRequest | pb.ScoreRequest) -> None:
+    def describe(self, record: RequestRecord, *prompts: GivenPrompt) -> None:
         """Adds the kind of a call's prompts to its record and, if they are logged, the texts, token ids or messages."""
-        kinds = [each.WhichOneof("prompt") or "" for each in requests]
-        if "chat" in kinds:
+        if any(isinstance(prompt, Conversation) for prompt in prompts):
             record.operation = "chat"
         if self._with_prompts:
-            prompts = [MessageToDict(each).get(kind) for each, kind in zip(requests, kinds, strict=True)]
-            record.values["prompt"] = prompts[0] if len(prompts) == 1 else prompts
+            shown = [_prompt_in_json(prompt) for prompt in prompts]
+            record.values["prompt"] = shown[0] if len(shown) == 1 else shown
 
     def close(self) -> None:
         """Writes what is left to be written."""
@@ -144,6 +142,15 @@ class RequestLog:
         self._timer = None
         if self._repeats.is_holding:
             self._timer = asyncio.get_running_loop().call_later(WINDOW, self._report_repeats)
+
+
+def _prompt_in_json(prompt: GivenPrompt) -> str | dict[str, Any]:
+    match prompt:
+        case str():
+            return prompt
+        case Conversation():
+            return {"messages": [dict(message) for message in prompt.messages]}
+    return {"ids": list(prompt)}
 
 
 def _named(error: TkError) -> dict[str, str]:

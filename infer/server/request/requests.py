@@ -1,9 +1,9 @@
-"""The checks of a request's message, before the engine receives the request."""
+"""The checks of a request before its prompt is converted and the engine receives it."""
 
 from typing import Final
 
 from ....core.errors import InvalidRequest, PromptTooLong
-from ....proto.v1 import generation_pb2 as pb
+from ...requests.asked_request import AskedRequest
 from ...requests.events import ModelInfo
 from ...requests.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
 from ..access.tokens import ADMIN, Caller
@@ -12,20 +12,36 @@ from ..errors import RoleMissing, UnknownModel
 MAX_SALT: Final = 1024
 
 
-def check_request(request: pb.GenerateRequest, info: ModelInfo, caller: Caller) -> None:
-    """Checks a request's counts, before they are converted, its model, priority and prompt.
+def check_request(asked: AskedRequest, info: ModelInfo, caller: Caller) -> None:
+    """Checks a request's counts, model and priority.
 
     Raises:
-        InvalidRequest: the prompt is missing, or a list or text is too long.
+        InvalidRequest: a list or text is too long.
         UnknownModel: the request is for another model.
         RoleMissing: the priority needs another role.
     """
-    _check_counts(request)
-    check_model(request.model, info)
-    if request.priority > 0 and ADMIN not in caller.roles:
-        raise RoleMissing(f"priority is {request.priority}; above 0 it needs the role admin. Use 0 or less.")
-    if request.WhichOneof("prompt") is None:
-        raise InvalidRequest("The request has no prompt; set text, tokens or chat.", field="prompt")
+    params = asked.params
+    check_counts(len(params.logit_bias), len(params.stop), len(params.stop_token_ids), asked.cache.salt)
+    check_model(asked.model, info)
+    if asked.priority > 0 and ADMIN not in caller.roles:
+        raise RoleMissing(f"priority is {asked.priority}; above 0 it needs the role admin. Use 0 or less.")
+
+
+def check_counts(num_biases: int, num_stops: int, num_stop_ids: int, salt: str) -> None:
+    """Checks the counts of a request's options, which a protocol can do before it converts them.
+
+    Raises:
+        InvalidRequest: a list or the salt is too long.
+    """
+    for field, count, most in (
+        ("sampling.logit_bias", num_biases, MAX_LOGIT_BIAS),
+        ("stopping.stop", num_stops, MAX_STOP_STRINGS),
+        ("stopping.stop_token_ids", num_stop_ids, MAX_STOP_TOKEN_IDS),
+    ):
+        if count > most:
+            raise InvalidRequest(f"{field} has {count} entries; it must have at most {most}.", field=field)
+    if len(salt) > MAX_SALT:
+        raise InvalidRequest(f"cache.salt has {len(salt)} characters; it must have at most {MAX_SALT}.", "cache.salt")
 
 
 def check_model(name: str, info: ModelInfo) -> None:
@@ -35,10 +51,10 @@ def check_model(name: str, info: ModelInfo) -> None:
         raise UnknownModel(f"Model {name[:100]!r} is not served here; leave it empty or ask for {known}.")
 
 
-def check_score(request: pb.ScoreRequest) -> None:
-    """Checks what a request for a score has beside prompt and continuation; raises InvalidRequest if it is wrong."""
-    if request.top > MAX_TOP_LOGPROBS:
-        raise InvalidRequest(f"top is {request.top}; it must be 0 to {MAX_TOP_LOGPROBS}.", field="top")
+def check_top(top: int) -> None:
+    """Checks the number of alternatives that a score reports; raises InvalidRequest if it is wrong."""
+    if top > MAX_TOP_LOGPROBS:
+        raise InvalidRequest(f"top is {top}; it must be 0 to {MAX_TOP_LOGPROBS}.", field="top")
 
 
 def check_text(text: str, longest_token_bytes: int, info: ModelInfo, field: str) -> None:
@@ -60,16 +76,3 @@ def check_text(text: str, longest_token_bytes: int, info: ModelInfo, field: str)
             f"can hold. Shorten it to at most {longest} bytes.",
             field=field,
         )
-
-
-def _check_counts(request: pb.GenerateRequest) -> None:
-    stopping, salt = request.stopping, request.cache.salt
-    for field, count, most in (
-        ("sampling.logit_bias", len(request.sampling.logit_bias), MAX_LOGIT_BIAS),
-        ("stopping.stop", len(stopping.stop), MAX_STOP_STRINGS),
-        ("stopping.stop_token_ids", len(stopping.stop_token_ids), MAX_STOP_TOKEN_IDS),
-    ):
-        if count > most:
-            raise InvalidRequest(f"{field} has {count} entries; it must have at most {most}.", field=field)
-    if len(salt) > MAX_SALT:
-        raise InvalidRequest(f"cache.salt has {len(salt)} characters; it must have at most {MAX_SALT}.", "cache.salt")

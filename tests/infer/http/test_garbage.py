@@ -16,10 +16,10 @@ import pytest
 from tk.infer.http.transport.connection import HttpConnection
 from tk.infer.http.transport.messages import HttpRequest
 from tk.infer.observability.request_record import RequestRecord
+from tk.infer.requests.asked_request import AskedRequest
 from tk.infer.requests.events import Request
 from tk.infer.requests.streams import EventStream
 from tk.infer.server.access.tokens import GENERATE, Caller, line_of, token_digest
-from tk.infer.server.runner import AskedRequest
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import GenerationStub
 from tk.tests.infer.http.http_server import HttpServerThread

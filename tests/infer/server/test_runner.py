@@ -7,18 +7,21 @@ import pytest
 
 from tk.core.errors import Cancelled, InvalidRequest, Overloaded, TkError
 from tk.infer.observability.tally import RequestTally
+from tk.infer.requests.asked_request import AskedRequest
 from tk.infer.requests.events import Delta, Finished, SentEvent, Started
 from tk.infer.requests.sampling_params import SamplingParams
 from tk.infer.server.access.tokens import Caller
 from tk.infer.server.errors import Draining, DuplicateRequest, Loading
 from tk.infer.server.lifecycle.health import Health
 from tk.infer.server.lifecycle.lifecycle import Lifecycle
-from tk.infer.server.runner import AskedRequest, RequestRunner
+from tk.infer.server.runner import RequestRunner
 from tk.tests.infer.server.fake_engine import FakeEngine, delta, started
+
+ALICE = Caller("alice", weight=3.0)
 
 
 def asked(**options: Any) -> AskedRequest:
-    fields: dict[str, Any] = {"caller": Caller("alice", weight=3.0), "prompt": "hi", "params": SamplingParams()}
+    fields: dict[str, Any] = {"prompt": "hi", "params": SamplingParams()}
     return AskedRequest(**fields | options)
 
 
@@ -34,7 +37,7 @@ class Visit:
         self.admitted.append(request_id)
 
     async def events(self, request: AskedRequest) -> list[SentEvent]:
-        async with self.runner.run(request, self.admit) as stream:
+        async with self.runner.run(request, ALICE, self.admit) as stream:
             return [event async for event in stream]
 
     async def refusal(self, request: AskedRequest, kind: type[TkError]) -> None:
@@ -85,11 +88,11 @@ def test_who_leaves_and_what_an_operator_ends_ends_in_the_engine(engine: FakeEng
     async def run() -> None:
         visit = Visit(engine)
         visit.lifecycle.set_loaded()
-        async with visit.runner.run(asked(request_id="left"), visit.admit) as stream:
+        async with visit.runner.run(asked(request_id="left"), ALICE, visit.admit) as stream:
             assert isinstance(await anext(stream), Started)
             await visit.refusal(asked(request_id="left"), DuplicateRequest)
             assert not visit.runner.abort("left", "bob")
-        async with visit.runner.run(asked(request_id="ended"), visit.admit) as stream:
+        async with visit.runner.run(asked(request_id="ended"), ALICE, visit.admit) as stream:
             assert visit.runner.abort("ended", "alice")
             with pytest.raises(Cancelled):
                 async for _ in stream:

@@ -158,7 +158,12 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Serving,
 @pytest.fixture(scope="module")
 def tenants(serving: tuple[Serving, Path]) -> Iterator[Tenants]:
     with grpc.insecure_channel(serving[0].target) as channel:
-        yield Tenants(serving[0], channel, serving[1])
+        tenants = Tenants(serving[0], channel, serving[1])
+        end = time.monotonic() + WAIT_SECONDS
+        while not tenants.num_computed():  # the line of the server's own first request may still be on its way
+            assert time.monotonic() < end
+            time.sleep(0.005)
+        yield tenants
 
 
 def test_a_principal_computes_what_another_has_cached_and_sees_no_difference(tenants: Tenants) -> None:

@@ -26,11 +26,11 @@ def raw(*contents: bytes) -> oip.ModelInferRequest:
 
 def test_the_text_of_both_forms() -> None:
     plain = read_inference(asking("grün"))
-    assert (plain.request.text, plain.is_raw) == ("grün", False)
+    assert (plain.request.prompt, plain.is_raw) == ("grün", False)
     text = "grün".encode()
     packed = read_inference(raw(len(text).to_bytes(4, "little") + text))
-    assert (packed.request.text, packed.is_raw) == ("grün", True)
-    assert read_inference(raw(bytes(4))).request.text == ""
+    assert (packed.request.prompt, packed.is_raw) == ("grün", True)
+    assert read_inference(raw(bytes(4))).request.prompt == ""
 
 
 def test_names_and_options_are_those_of_the_message() -> None:
@@ -39,7 +39,7 @@ def test_names_and_options_are_those_of_the_message() -> None:
     message.outputs.add(name="finish_reason")
     inference = read_inference(message)
     assert (inference.request.request_id, inference.request.model, inference.version) == ("mine", "llama", "7")
-    assert inference.request.stopping.max_new_tokens == 3
+    assert inference.request.params.max_new_tokens == 3
     assert (inference.outputs, inference.timeout) == (("finish_reason",), 2.0)
 
 

@@ -1,0 +1,23 @@
+"""The messages of tk.v1 stay where they are converted: all else of inference knows requests and events."""
+
+from pathlib import Path
+
+from tk.tests.house.test_floors import dotted, imports
+
+CONVERTERS = {
+    "infer.api": "async_client client connection load_reader outgoing wire",
+    "infer.server": "admin app service",
+    "infer.server.open_inference": "inference parameters",
+    "infer.server.request": "from_messages known_names",
+}
+
+
+def test_only_converters_know_the_wire(root: Path, sources: list[Path]) -> None:
+    found = {
+        dotted(path)
+        for path in sources
+        if path.parts[0] == "infer"
+        for _, name in imports(path, (root / path).read_text())
+        if name.startswith("proto.v1")
+    }
+    assert found == {f"{folder}.{name}" for folder, names in CONVERTERS.items() for name in names.split()}
