@@ -71,7 +71,7 @@ def test_the_command_finds_the_least_offload_and_shows_what_it_moves(configure: 
     shown = CliRunner().invoke(plan_command, [*words, "--fit", "24GiB", "--json"])
     document = json.loads(shown.stdout)
     assert (shown.exit_code, document["fits"], document["moved"]) == (0, True, [])
-    total = document["memory"][0]["total"]
+    total = document["memory"][0]["total"] - document["memory"][0]["activations"]
     rates = ["--disk-rate", "2000:1000", "--link-rate", "20000"]
     shown = CliRunner().invoke(plan_command, [*words, *rates, "--fit", str(total - 1)])
     assert shown.exit_code == 0, shown.output
@@ -80,6 +80,14 @@ def test_the_command_finds_the_least_offload_and_shows_what_it_moves(configure: 
     shown = CliRunner().invoke(plan_command, [*words, "--fit", "1KiB"])
     assert shown.exit_code == 1
     assert "Nothing fits into 1 KiB of a GPU" in shown.stdout
+
+
+def test_activations_on_the_host_have_lines_of_their_own(configure: Configure, write_toml: Any) -> None:
+    shown = CliRunner().invoke(plan_command, [str(write_toml(configure(offload={"activations": "cpu"})))])
+    lines = {line[:24].strip(): line[24:].split() for line in shown.stdout.splitlines()}
+    assert lines["offloaded activations"] != lines["activations"]
+    assert "moved per rank and step" in lines
+    assert lines["activations"][:2] == lines["activations"][2:4], "as much comes back as goes down"
 
 
 def test_states_on_disk_are_shown_per_rank_and_per_host(configure: Configure, write_toml: Any) -> None:

@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.timeout(600)]
 STEPS = 2
 CASES: list[tuple[dict[str, Any], int, str, str]] = [
     ({"tp": 2, "sequence_parallel": True}, 0, "selective", "fp32"),
-    ({"pp": 2, "schedule": "zb-h1"}, 2, "none", "fp16"),
-    ({"pp": 2, "schedule": "gpipe"}, 1, "full", "fp32"),
+    ({"pp": 2, "schedule": "zb-h1"}, 2, "full", "fp16"),
+    ({"schedule": "gpipe"}, 0, "none", "bf16"),
 ]
 SCHEDULES: list[dict[str, Any]] = [{"schedule": name} for name in ("gpipe", "1f1b", "zb-h1")]
 SCHEDULES.append({"schedule": "interleaved", "num_virtual_stages": 2})

@@ -56,12 +56,15 @@ class Simulation:
         peak_in_flight: for each rank, the largest number of (micro-batch, stage) pairs at one time whose forward has
             begun and whose last backward has not ended. Each keeps one stage's activations of one micro-batch, which
             are 1 / (pp x virtual_stages) of the model's.
+        peak_deferred: for each rank, the largest number of pairs at one time whose weight gradients wait: the backward
+            of their inputs has begun, and that of their weights has not ended.
     """
 
     ends: dict[Action, float]
     makespan: float
     busy: tuple[float, ...]
     peak_in_flight: tuple[int, ...]
+    peak_deferred: tuple[int, ...]
 
     @property
     def rank_bubbles(self) -> tuple[float, ...]:
@@ -103,7 +106,9 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Simulation:
     if any(turn < len(actions) for turn, actions in zip(turns, schedule.ranks, strict=True)):
         raise ParallelError(_deadlock(schedule, turns, ends))
     busy = tuple(sum(map(costs.of, actions)) for actions in schedule.ranks)
-    return Simulation(ends, max(ready), busy, tuple(map(_peak_in_flight, schedule.ranks)))
+    return Simulation(
+        ends, max(ready), busy, *(tuple(map(peak, schedule.ranks)) for peak in (_peak_in_flight, _peak_deferred))
+    )
 
 
 def _arrivals(schedule: Schedule, action: Action, ends: dict[Action, float], costs: Costs) -> Iterator[float]:
@@ -115,12 +120,21 @@ def _arrivals(schedule: Schedule, action: Action, ends: dict[Action, float], cos
 
 def _peak_in_flight(actions: tuple[Action, ...]) -> int:
     """Returns a rank's peak from its order of actions alone, since it computes one action at a time."""
-    over = Kind.BACKWARD_WEIGHT if any(a.kind is Kind.BACKWARD_WEIGHT for a in actions) else Kind.BACKWARD
     if all(action.kind is Kind.FORWARD for action in actions):
         return min(1, len(actions))  # an evaluation keeps no activations after a stage
+    splits = any(action.kind is Kind.BACKWARD_WEIGHT for action in actions)
+    return _peak(actions, Kind.FORWARD, Kind.BACKWARD_WEIGHT if splits else Kind.BACKWARD)
+
+
+def _peak_deferred(actions: tuple[Action, ...]) -> int:
+    return _peak(actions, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
+
+
+def _peak(actions: tuple[Action, ...], begin: Kind, end: Kind) -> int:
+    """Returns the largest number of pairs for which an action of one kind has begun and of another has not ended."""
     now = peak = 0
     for action in actions:
-        now += (action.kind is Kind.FORWARD) - (action.kind is over)
+        now += (action.kind is begin) - (action.kind is end)
         peak = max(peak, now)
     return peak
 

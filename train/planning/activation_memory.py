@@ -13,6 +13,8 @@ V padded vocabulary, b bytes of a parameter. A layer keeps these elements, besid
     GELU             T 2 I     its input and its output
     experts          k T (5 I + D) for k experts per token, and 2 k T D in fp32 before and after weighting
 
+Offloaded activations are on the host between the two passes; `returned_bytes` are on the device for backward.
+
 "selective" recomputes the rotation, attention except its output, and the inner values of activations. "full" keeps
 only the input of each layer, and all values of the one layer that is in its backward.
 """
@@ -56,13 +58,35 @@ class PassShape:
 
 def stage_bytes(shape: PassShape, stage: Stage) -> int:
     """Returns the bytes that one stage keeps for one micro-batch, without the logits."""
-    total = sum(layer_bytes(shape, layer, shape.recompute) for layer in stage.layers)
+    total = sum(layer_bytes(shape, layer, shape.recompute) for layer in stage.layers) + _shared(shape, stage)
     hidden = shape.split_tokens * shape.spec.hidden_size * shape.itemsize
-    if stage.first:
-        total += shape.tokens * INDEX
+    return total + (_norm_bytes(shape) + 2 * hidden if stage.last else 0)
+
+
+def returned_bytes(shape: PassShape, stage: Stage, deferred: int) -> int:
+    """Returns the most bytes of offloaded activations that are on the device for the backward of one stage.
+
+    Args:
+        shape: the sizes of the pass.
+        stage: the stage.
+        deferred: the number of micro-batches whose weight gradients wait, with the inputs of linear layers; counted
+            with all that the stage keeps.
+    """
+    largest = max((layer_bytes(shape, layer, shape.recompute) for layer in stage.layers), default=0)
+    return largest + _shared(shape, stage) + deferred * stage_bytes(shape, stage)
+
+
+def _shared(shape: PassShape, stage: Stage) -> int:
+    """Returns the bytes that are kept once for all layers: token ids, and rotations of positions."""
+    total = shape.tokens * INDEX if stage.first else 0
     if stage.layers and shape.spec.rope is not None:
         total += 2 * shape.tokens * shape.spec.head_dim * shape.itemsize
-    return total + (_norm_bytes(shape) + 2 * hidden if stage.last else 0)
+    return total
+
+
+def kept_logits_bytes(shape: PassShape) -> int:
+    """Returns the bytes of the logits, which head and loss keep for backward."""
+    return shape.tokens * shape.vocab_rows * shape.itemsize
 
 
 def layer_bytes(shape: PassShape, layer: int, recompute: Recompute) -> int:

@@ -3,13 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import get_args
+from typing import Final, get_args
 
 from ...core.progress import format_bytes
 from ..config.sections import OffloadSection, Tier
 from .machines import Machines, per_host
 from .placed_bytes import PlacedBytes
 from .planned_run import PlannedRun
+
+_PARTS: Final = ("optimizer", "gradients", "parameters", "activations")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Fit:
 
 
 def least_offload(run: PlannedRun, limit: MemoryLimit, machines: Machines) -> Fit:
-    """Tries the places of model states, those that take the least time per step first."""
+    """Tries the places of model states and activations, those that take the least time per step first."""
     offers = sorted(_offers(run, limit.on_gpu), key=lambda each: _cost(each, limit, machines))
     for each in offers:
         if not any(_excess(each, limit, machines)):
@@ -53,13 +55,14 @@ def least_offload(run: PlannedRun, limit: MemoryLimit, machines: Machines) -> Fi
 
 
 def _offers(run: PlannedRun, on_gpu: bool) -> Iterator[PlannedRun]:
-    """Yields the run with each choice of places that a configuration may have. On a CPU "cpu" moves nothing."""
+    """Yields the run with each choice of places that a configuration may have. On a CPU "cpu" makes no room."""
     tiers: list[Tier] = [tier for tier in get_args(Tier) if on_gpu or tier != "cpu"]
     kept = run.config.offload.model_dump(include={"folder", "buffers"})
-    for optimizer, gradients, parameters in product(tiers, repeat=3):
+    of_activations: list[Tier] = ["none", "cpu"] if on_gpu else ["none"]
+    for optimizer, gradients, parameters, activations in product(tiers, tiers, tiers, of_activations):
         if optimizer == "none" and (gradients, parameters) != ("none", "none"):
             continue  # the optimizer's states leave first
-        places = {"optimizer": optimizer, "gradients": gradients, "parameters": parameters}
+        places = dict(zip(_PARTS, (optimizer, gradients, parameters, activations), strict=True))
         offload = OffloadSection.model_validate(kept | places)
         if not offload.problem_at(run.layout.zero):
             yield run.with_offload(offload)
@@ -71,7 +74,7 @@ def _cost(run: PlannedRun, limit: MemoryLimit, machines: Machines) -> float:
     What passes move counts twice: they wait for it, while an update goes on beside the next step.
     """
     neighbours, offload = machines.ranks_of_a_host(run.layout.world_size), run.config.offload
-    in_passes = {name for name in ("gradients", "parameters") if getattr(offload, name) != "none"}
+    in_passes = {name for name in _PARTS if name != "optimizer" and getattr(offload, name) != "none"}
     return sum(
         machines.cost(each, neighbours, limit.on_gpu) * (2 if each.part in in_passes else 1) for each in run.moved()
     )
@@ -107,7 +110,7 @@ def _refusal(run: PlannedRun, limit: MemoryLimit, machines: Machines) -> str:
 
 
 def _words(offload: OffloadSection) -> str:
-    places = {name: getattr(offload, name) for name in ("optimizer", "gradients", "parameters")}
+    places = {name: getattr(offload, name) for name in _PARTS}
     moved = [f'{name} = "{tier}"' for name, tier in places.items() if tier != "none"]
     return f"[offload] {', '.join(moved)}" if moved else "no offload"
 

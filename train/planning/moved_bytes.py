@@ -12,7 +12,7 @@ class Moved:
     """The bytes of one part that a rank moves in a step.
 
     Attributes:
-        part: the part of the model states.
+        part: the part of the model states, or "activations".
         down, up: from the device to the host, and back; nothing is moved where a rank trains on a CPU.
         read, written: from and to files.
     """

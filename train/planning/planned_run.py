@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from ...core.buckets import buckets
 from ...core.dtypes import by_name
 from ...core.integers import ceil_div
-from ...core.layout import Layout, Stage, stages
+from ...core.layout import Layout, stages
 from ...core.local_params import LocalParam, local_params
 from ...core.tensors import Table
 from ...model.config import ModelConfig
@@ -19,7 +19,15 @@ from ..config.tensor_slots import with_run_slots
 from ..config.train_config import TrainConfig
 from ..pipeline.schedules import make_schedule
 from ..pipeline.simulator import Simulation, simulate
-from .activation_memory import PassShape, backward_bytes, free_bytes, logits_bytes, stage_bytes
+from .activation_memory import (
+    PassShape,
+    backward_bytes,
+    free_bytes,
+    kept_logits_bytes,
+    logits_bytes,
+    returned_bytes,
+    stage_bytes,
+)
 from .model_states import model_state_bytes, state_parts
 from .moved_bytes import Moved, moved_bytes
 from .placed_bytes import PlacedBytes
@@ -75,13 +83,27 @@ class PlannedRun:
 
     def memory(self) -> tuple[PlacedBytes, ...]:
         """Returns the bytes of each pipeline rank, by place and part. Ranks along other axes need no more."""
-        config, layout, shape = self.config, self.layout, self.shape
+        config, layout = self.config, self.layout
         return tuple(
             model_state_bytes(config, layout, params, self.num_micro_batches)
-            | _pass_bytes(shape, stages(self.table, layout, pp), self.simulation.peak_in_flight[pp])
+            | self._pass_bytes(pp)
             | _save_bytes(config, self.table, layout, pp, params)
             for pp, params in enumerate(self.ranks)
         )
+
+    def _pass_bytes(self, pp: int) -> PlacedBytes:
+        """Returns the bytes of the activations of all micro-batches in flight, and the peaks of loss and backward."""
+        shape, held, simulation = self.shape, stages(self.table, self.layout, pp), self.simulation
+        kept = max(stage_bytes(shape, stage) for stage in held) * simulation.peak_in_flight[pp]
+        logits = logits_bytes(shape) if any(stage.last for stage in held) else 0
+        if logits and self.config.parallel.schedule == "gpipe":  # in others, the backward of a loss comes next
+            kept += kept_logits_bytes(shape) * (self.num_micro_batches - 1)
+        backward = max(backward_bytes(shape, stage) for stage in held)
+        passing = {"logits and loss": logits, "backward": max(0, backward - logits)}
+        if self.config.offload.activations == "none":
+            return PlacedBytes({"activations": kept} | passing)
+        returned = max(returned_bytes(shape, stage, simulation.peak_deferred[pp]) for stage in held)
+        return PlacedBytes({"activations": min(kept, returned)} | passing, {"offloaded activations": kept})
 
     def cpu_memory(self) -> tuple[int, ...]:
         """Returns the bytes of all parts on a CPU, and of those that malloc holds free there, of each pipeline rank."""
@@ -118,7 +140,15 @@ class PlannedRun:
         work = self.work()
         parts = state_parts(self.config, self.layout, buckets(self.fullest, self.layout))
         again = work.num_gathered_twice / max(work.num_params, 1)
-        return moved_bytes(self.layout, parts, self.num_micro_batches, again)
+        moved = moved_bytes(self.layout, parts, self.num_micro_batches, again)
+        return moved if self.config.offload.activations == "none" else (*moved, self._moved_activations())
+
+    def _moved_activations(self) -> Moved:
+        shape, held = self.shape, stages(self.table, self.layout, self.ranks.index(self.fullest))
+        size = sum(stage_bytes(shape, stage) for stage in held)
+        if self.config.parallel.schedule == "gpipe" and any(stage.last for stage in held):
+            size += kept_logits_bytes(shape)
+        return Moved("activations", down=size * self.num_micro_batches, up=size * self.num_micro_batches)
 
 
 def prepare_run(config: TrainConfig, num_ranks: int | None, resume: str = "auto", here: bool = False) -> PlannedRun:
@@ -142,16 +172,6 @@ def prepare_run(config: TrainConfig, num_ranks: int | None, resume: str = "auto"
         num_micro_batches=num_micro_batches,
         simulation=simulate(schedule),
         notes=(*notes(config, layout), *absent),
-    )
-
-
-def _pass_bytes(shape: PassShape, held: Sequence[Stage], in_flight: int) -> PlacedBytes:
-    """Returns the bytes of the activations of all micro-batches in flight, and the peaks of head, loss and backward."""
-    kept = max(stage_bytes(shape, stage) for stage in held)
-    logits = logits_bytes(shape) if any(stage.last for stage in held) else 0
-    backward = max(backward_bytes(shape, stage) for stage in held)
-    return PlacedBytes(
-        {"activations": kept * in_flight, "logits and loss": logits, "backward": max(0, backward - logits)}
     )
 
 

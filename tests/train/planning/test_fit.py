@@ -25,10 +25,10 @@ def run(configure: Configure) -> PlannedRun:
     return prepare_run(parse(config, TrainConfig, "test"), 4)
 
 
-def places(found: Fit) -> tuple[str, str, str]:
+def places(found: Fit) -> tuple[str, str, str, str]:
     offload = found.run.config.offload
     assert (offload.buffers, offload.folder) == (3, "/fast"), "they stay as they are given"
-    return offload.optimizer, offload.gradients, offload.parameters
+    return offload.optimizer, offload.gradients, offload.parameters, offload.activations
 
 
 def needed(run: PlannedRun, **offload: str) -> int:
@@ -38,22 +38,25 @@ def needed(run: PlannedRun, **offload: str) -> int:
 
 
 def test_on_gpus_the_host_takes_what_it_can_and_the_disk_the_rest(run: PlannedRun) -> None:
-    def fit(rank: int, host: int = HUGE) -> tuple[str, str, str]:
+    def fit(rank: int, host: int = HUGE) -> tuple[str, str, str, str]:
         found = least_offload(run, MemoryLimit(rank, host, on_gpu=True), Machines())
         assert found.fits
         return places(found)
 
-    without, states = needed(run), needed(run, optimizer="cpu")
+    without, passes, states = needed(run), needed(run, activations="cpu"), needed(run, optimizer="cpu")
     both = needed(run, optimizer="cpu", gradients="cpu")
     everything = needed(run, optimizer="cpu", gradients="cpu", parameters="cpu")
-    assert without > states > both > everything
-    assert fit(without) == ("none", "none", "none")
-    assert fit(without - 1) == fit(states) == ("cpu", "none", "none")
+    least = needed(run, optimizer="cpu", gradients="cpu", parameters="cpu", activations="cpu")
+    assert without > passes > states > both > everything > least
+    assert fit(without) == ("none", "none", "none", "none")
+    assert fit(without - 1) == fit(passes) == ("none", "none", "none", "cpu"), "they take the least time here"
+    assert fit(passes - 1) == fit(states) == ("cpu", "none", "none", "none")
     assert fit(both)[0] == "cpu"
-    assert fit(everything) == ("cpu", "cpu", "cpu")
+    assert fit(everything) == ("cpu", "cpu", "cpu", "none")
+    assert fit(least) == ("cpu", "cpu", "cpu", "cpu")
     on_host = 4 * max(placed.on_host for placed in run.with_offload(OffloadSection(optimizer="cpu")).memory())
-    assert fit(states, on_host) == ("cpu", "none", "none")
-    assert fit(states, on_host - 1) == ("disk", "none", "none")
+    assert fit(states, on_host) == ("cpu", "none", "none", "none")
+    assert fit(states, on_host - 1) == ("disk", "none", "none", "none")
 
 
 def test_on_cpus_only_the_disk_makes_room(run: PlannedRun) -> None:
@@ -61,7 +64,7 @@ def test_on_cpus_only_the_disk_makes_room(run: PlannedRun) -> None:
         return least_offload(run, MemoryLimit(rank, HUGE, on_gpu=False), Machines())
 
     whole = max(run.cpu_memory())
-    assert places(fit(whole)) == ("none", "none", "none")
+    assert places(fit(whole)) == ("none", "none", "none", "none")
     found = fit(whole - 1)
     assert found.fits
     assert "cpu" not in places(found)
@@ -76,9 +79,9 @@ def test_where_nothing_fits_the_largest_part_that_is_left_is_named(run: PlannedR
     assert found.text.startswith("Nothing fits into 1000 B of a GPU")
     assert f"the largest part left is {largest}" in found.text
     found = least_offload(run, MemoryLimit(HUGE, 1000, on_gpu=True), Machines())
-    assert places(found) == ("none", "none", "none"), "it needs no memory of the host"
+    assert places(found) == ("none", "none", "none", "none"), "it needs no memory of the host"
     run = run.with_offload(OffloadSection(buffers=3, folder="/fast"))
-    found = least_offload(run, MemoryLimit(needed(run) - 1, 1000, on_gpu=True), Machines())
+    found = least_offload(run, MemoryLimit(needed(run, activations="cpu") - 1, 1000, on_gpu=True), Machines())
     assert not found.fits
     assert "of a host. With" in found.text
     assert "the largest part left is buffers of files" in found.text

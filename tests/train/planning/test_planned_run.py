@@ -29,6 +29,31 @@ def test_another_place_changes_only_where_states_are(run: PlannedRun) -> None:
         assert after.host["copy for saves"] == before.host["copy for saves"]
 
 
+@pytest.mark.parametrize(("schedule", "recompute"), [("1f1b", "none"), ("zb-h1", "none"), ("gpipe", "full")])
+def test_activations_on_the_host_leave_a_layer_of_the_device(
+    configure: Configure, schedule: str, recompute: str
+) -> None:
+    sections: dict[str, Any] = {"model": {"num_hidden_layers": 8}, "recompute": {"mode": recompute}}
+    data = configure(parallel={"pp": 2, "schedule": schedule}, **sections)
+    data["train"] |= {"global_batch_size": 12, "micro_batch_size": 2}
+    kept = prepare_run(parse(data, TrainConfig, "test"), 2)
+    moved = kept.with_offload(OffloadSection(activations="cpu"))
+    for pp, (before, after) in enumerate(zip(kept.memory(), moved.memory(), strict=True)):
+        whole, left = before.device["activations"], after.device["activations"]
+        assert after.host["offloaded activations"] == whole
+        passes = 6 if schedule == "gpipe" else 2 - pp
+        if schedule == "1f1b":
+            assert whole / passes / 5 < left < whole / passes / 3, "a layer of four, and what all of them share"
+        elif schedule == "zb-h1":
+            assert whole >= left > whole / passes / 4, "inputs wait for the weights' gradients"
+        if schedule == "gpipe" and pp == 1:
+            assert whole > 5 * 48 * kept.shape.vocab_rows * 4, "all micro-batches wait, with their logits"
+    assert kept.moved() == ()
+    [each] = moved.moved()
+    assert (each.part, each.read, each.written) == ("activations", 0, 0)
+    assert each.down == each.up > 0
+
+
 def test_on_a_cpu_states_on_disk_make_room_and_malloc_takes_the_same(run: PlannedRun) -> None:
     on_disk = run.with_offload(OffloadSection(optimizer="disk", buffers=3))
     for each in (run, on_disk):
