@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from tk.core.config import parse
-from tk.core.process import keep_freed_memory
+from tk.core.process import keep_freed_memory, return_large_blocks
 from tk.parallel.mesh import Mesh
 from tk.train.config.train_config import TrainConfig
 from tk.train.run.trainer import Trainer
@@ -30,8 +30,11 @@ def read_bytes(name: str) -> int:
 def train(text: str, world_size: int, keep: bool) -> None:
     """Trains as `tk train` does, with its last save and evaluation; freed memory that is to `keep` is kept for good."""
     config = parse(json.loads(text), TrainConfig, "the benchmark")
+    offloads = config.offload.optimizer != "none"
+    if keep and offloads:
+        return_large_blocks()
     trainer = Trainer(config, Mesh.build(config.layout(world_size), config.model.num_key_value_heads))
-    if keep and config.offload.optimizer == "none":
+    if keep and not offloads:
         keep_freed_memory()
     trainer.fit()
 

@@ -68,6 +68,30 @@ print("ready", flush=True)
 while True: sys.stdin.read()
 """
 
+BLOCKS = """
+import ctypes, sys
+from pathlib import Path
+from tk.core.process import return_large_blocks
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+if sys.argv[1] == "True":
+    return_large_blocks()
+libc.free(libc.malloc(20 * 2**20))  # by default glibc then takes blocks up to this size from its heap
+before = resident()
+large = []
+for _ in range(16):
+    large.append(libc.malloc(4 * 2**20))
+    ctypes.memset(large[-1], 1, 4 * 2**20)
+    libc.malloc(500_000)  # stays behind it
+for block in large:
+    libc.free(block)
+print(resident() - before)
+"""
+
 
 def test_a_child_finds_the_modules_of_its_starter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "modules").mkdir()
@@ -168,3 +192,10 @@ def test_a_failed_import_leaves_the_search_for_garbage_on() -> None:
 def test_threads_can_share_one_memory_area(kind: str) -> None:
     found = subprocess.run([sys.executable, "-c", AREAS, kind], check=True, capture_output=True, text=True).stdout
     assert (found.count("<heap ") == 1) == (kind == "shared"), found
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="not glibc")
+@pytest.mark.parametrize("given", [False, True])
+def test_freed_blocks_of_a_mebibyte_need_not_stay_resident(given: bool) -> None:
+    done = subprocess.run([sys.executable, "-c", BLOCKS, str(given)], check=True, capture_output=True, text=True)
+    assert (int(done.stdout) < 8 * 2**20) == given, f"{done.stdout} bytes of 64 MiB stayed resident"

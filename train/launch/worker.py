@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ...core.config import parse
 from ...core.console_log import show_log
 from ...core.errors import ConfigError, TkError
-from ...core.process import keep_freed_memory
+from ...core.process import keep_freed_memory, return_large_blocks
 from ..config.train_config import TrainConfig
 from ..health.flight_recorder import dump_flight_record, is_peer_loss, start_flight_recorder
 from ..health.heartbeat import HEARTBEATS_VARIABLE, Heartbeat
@@ -73,10 +73,12 @@ def _join(
     else:
         dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world, timeout=timeout)
     try:
+        offloads = config.offload.optimizer != "none"
+        if offloads:  # it has no memory to spare
+            return_large_blocks()
         trainer = Trainer(config, device=device, resume=resume, fork=fork, stop=stop, heartbeat=heartbeat)
-        # Of its steps, not of its construction, which needs more at once; a run that offloads has no memory to spare.
-        if device.type == "cpu" and config.offload.optimizer == "none":
-            keep_freed_memory()
+        if device.type == "cpu" and not offloads:
+            keep_freed_memory()  # of its steps, not of its construction, which needs more at once
         trainer.fit()
     finally:
         dist.destroy_process_group()

@@ -30,6 +30,7 @@ from ...parallel.mesh import Group, Mesh
 from .flat_buffers import FlatBucket, FlatBuffers
 from .trained_parameter import autograd_grad, set_autograd_grad
 
+_BLOCK = 2**18  # elements that are added at once; copies of them stay in cache
 MAX_IN_FLIGHT = 2  # exchanges at once; each keeps a whole bucket of gradients alive
 
 
@@ -209,7 +210,7 @@ class GradientExchange:
         target = self._target(number, place)[start : start + local.size].view(local.shape)
         # If `.grad` is a view of the bucket (FlatBucket.attach_grads), autograd has already added to it in place.
         if grad is not None and grad.data_ptr() != target.data_ptr():
-            target.add_(grad)
+            _add(target, grad)
             set_autograd_grad(parameter, None)
         if index not in stage.missing[place]:  # a nested backward pass brought another gradient of the parameter
             return
@@ -310,6 +311,13 @@ def _end_exchange(
         bucket.sum.add(part)
     else:
         bucket.sum.put(part)
+
+
+def _add(total: torch.Tensor, values: torch.Tensor) -> None:
+    """Adds a gradient block by block: torch converts the values of another dtype all at once before it adds them."""
+    blocks = (flat.split(_BLOCK) for flat in (total.view(-1), values.reshape(-1)))
+    for block, added in zip(*blocks, strict=True):
+        block.add_(added)
 
 
 def _forward_gradient(
