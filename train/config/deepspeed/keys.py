@@ -54,6 +54,7 @@ RULED: Final = frozenset(
         for name in ("device", "nvme_path")
     }
     | {f"zero_optimization.offload_optimizer.{name}" for name in ("ratio", "super_offload")}
+    | {"activation_checkpointing.cpu_checkpointing"}
 )
 
 # Keys with values that tk carries out, and advice for those who need another value.
@@ -72,6 +73,7 @@ FIXED: Final[Mapping[str, tuple[tuple[object, ...], str]]] = MappingProxyType(
         "scheduler.params.last_batch_iteration": ((-1,), "a resumed run knows its step"),
         "zero_optimization.offload_optimizer": ((None, False), 'it must be an object, such as {"device": "cpu"}'),
         "zero_optimization.offload_param": ((None, False), 'it must be an object, such as {"device": "cpu"}'),
+        "activation_checkpointing": ((None, False), "it must be an object; [recompute] mode does its work"),
         "aio": ((None, False), "it must be an object; tk does not need it"),
         "aio.use_gds": ((False,), "tk updates states on the host, so files are read to its memory and not to a GPU's"),
         "zero_optimization.zero_quantized_weights": ((False,), "tk gathers parameters in their own dtype"),
@@ -107,10 +109,17 @@ WITHOUT_SWITCH: Final = frozenset(
     {"sparse_attention", "compression_training", "quantize_training", "pipeline", "zero_optimization.zenflow"}
 )
 
+_CHECKPOINTING: Final = (
+    "activation_checkpointing.partition_activations",
+    "activation_checkpointing.number_checkpoints",
+    "activation_checkpointing.contiguous_memory_optimization",
+    "activation_checkpointing.synchronize_checkpoint_boundary",
+    "activation_checkpointing.profile",
+)
+
 # Keys and sections that do not change the trained numbers, with the part of tk that does their work.
 NOTED: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "activation_checkpointing": "[recompute] mode selects the activations that are recomputed",
         "flops_profiler": "metrics.jsonl has mfu and tokens_per_second",
         "comms_logger": "tk plan CONFIG.toml lists the bytes that ranks send",
         "wandb": "read metrics.jsonl, or set [metrics] tensorboard = true",
@@ -126,6 +135,7 @@ NOTED: Final[Mapping[str, str]] = MappingProxyType(
         "gradient_predivide_factor": "tk divides the loss by the number of valid tokens before backward",
         "zero_optimization.zero_hpz_partition_size": "[zero] shard_size = N shards within N ranks",
         "zero_optimization.leaf_module": "[zero] stage 3 gathers whole layers",
+        **dict.fromkeys(_CHECKPOINTING, "[recompute] mode selects the activations that are recomputed"),
     }
 )
 

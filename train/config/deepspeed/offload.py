@@ -16,6 +16,7 @@ _PARTS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = MappingProxyType(
     }
 )
 _STAGE: Final = "zero_optimization.stage"
+_ACTIVATIONS: Final = "activation_checkpointing.cpu_checkpointing"
 # Keys of a section that is on, with the one value that tk carries out, and advice for those who need another value.
 _WHOLE: Final[Mapping[str, tuple[object, str]]] = MappingProxyType(
     {
@@ -26,7 +27,7 @@ _WHOLE: Final[Mapping[str, tuple[object, str]]] = MappingProxyType(
 
 
 def offload(given: Given) -> list[Setting]:
-    """Maps the places of states, gradients and parameters, and the folder of what goes to a disk.
+    """Maps the places of states, gradients, parameters and activations, and the folder of what goes to a disk.
 
     DeepSpeed's gradients go where its optimizer's states are, which is then the default, since it has no key for them.
     """
@@ -46,6 +47,9 @@ def offload(given: Given) -> list[Setting]:
     if len(set(folders.values())) > 1:
         (first, path), (second, other) = folders.items()
         raise ConfigError(f"{first} = {path!r} and {second} = {other!r} differ; tk has one folder, [offload] folder")
+    if _ACTIVATIONS in given.values:
+        moves = convert(_ACTIVATIONS, given.values[_ACTIVATIONS], bool)
+        settings.append(Setting("offload.activations", "cpu" if moves else "none", _ACTIVATIONS))
     return settings + [Setting("offload.folder", path, source) for source, path in list(folders.items())[:1]]
 
 

@@ -69,6 +69,7 @@ def test_a_usual_file_maps_key_by_key() -> None:
         "zero.bucket_size": 500_000_000,
         "zero.overlap": True,
         "offload.optimizer": "none",
+        "offload.activations": "none",
         "optimizer.name": "adamw",
         "optimizer.grad_clip": 1.0,
         "optimizer.lr": 3e-4,
@@ -272,5 +273,5 @@ def test_settings_of_typical_files() -> None:
     assert _values(found["profiled"])["train.seed"] == 42
     offloaded = _values(found["hf-zero3-offload"])
     assert offloaded["offload.optimizer"] == offloaded["offload.parameters"] == "cpu"
-    assert any("activation_checkpointing has no effect" in note for note in found["neox-like"].notes)
+    assert any("activation_checkpointing.number_checkpoints has no effect" in note for note in found["neox-like"].notes)
     assert any('left to the TOML file ("auto"): bf16.enabled' in note for note in found["hf-zero3-auto"].notes)

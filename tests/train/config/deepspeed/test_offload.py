@@ -1,5 +1,6 @@
 """DeepSpeed's offload sections: devices and folders are mapped, what tk cannot carry out is refused by its name."""
 
+import re
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ SECTIONS = {
     "zero_optimization.offload_param": "device nvme_path buffer_count buffer_size max_in_cpu pin_memory",
     "zero_optimization": "cpu_offload cpu_offload_param cpu_offload_use_pin_memory sub_group_size zenflow leaf_module "
     "stage3_allgather_sequential enable_sanity_checks save_muon_momentum_buffer_in_memory round_robin_gradients",
+    "activation_checkpointing": "partition_activations number_checkpoints contiguous_memory_optimization "
+    "synchronize_checkpoint_boundary profile cpu_checkpointing",
     "aio": "block_size queue_depth thread_count intra_op_parallelism single_submit overlap_events use_gds",
 }
 
@@ -63,6 +66,35 @@ def test_every_key_of_offload_and_aio_is_known() -> None:
 )
 def test_devices_are_mapped(zero: dict[str, Any], expected: dict[str, Any]) -> None:
     assert settings(zero) == expected
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ({"cpu_checkpointing": True, "partition_activations": True}, ["cpu"]),
+        ({"cpu_checkpointing": False}, ["none"]),
+        ({"cpu_checkpointing": "auto", "profile": True}, []),
+        (None, []),
+    ],
+)
+def test_checkpoints_on_the_cpu_are_activations_there(section: Any, expected: list[str]) -> None:
+    found = mapped({}, activation_checkpointing=section)
+    assert [each.value for each in found.settings if each.key == "offload.activations"] == expected
+    noted = {note.split(" has no effect: [recompute] mode")[0] for note in found.notes if "[recompute] mode" in note}
+    assert noted == {f"activation_checkpointing.{key}" for key in section or () if key != "cpu_checkpointing"}
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({"cpu_checkpointing": 1}, "activation_checkpointing.cpu_checkpointing = 1 must be true or false"),
+        ({"cpu_checkpoint": True}, "did you mean 'activation_checkpointing.cpu_checkpointing'"),
+        (True, "activation_checkpointing = True is not supported, only None: it must be an object"),
+    ],
+)
+def test_other_values_and_keys_of_checkpointing_are_refused(section: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        mapped({}, activation_checkpointing=section)
 
 
 @pytest.mark.parametrize(("device", "tier"), [("cpu", "cpu"), ("nvme", "disk")])
