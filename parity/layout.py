@@ -7,7 +7,7 @@ from pydantic import Field
 from ..core.config import Section
 from ..train.config.sections import Tier
 
-OFFLOAD_AXES: Final = ("offload_optimizer", "offload_gradients", "offload_parameters")
+OFFLOAD_AXES: Final = ("offload_optimizer", "offload_gradients", "offload_parameters", "offload_activations")
 FOREIGN_AXES: Final = ("dp", "zero", "shard_size", *OFFLOAD_AXES)  # what `initialize` supports
 
 
@@ -19,7 +19,8 @@ class ParityLayout(Section):
         shard_size: the number of ranks that share one copy of the state; 0 = dp.
         tied: whether embedding and head are one tensor; None = as the model is configured.
         kv_heads: as many kv heads as heads, half as many, or tp / 2; None = as the model is configured.
-        offload_optimizer, offload_gradients, offload_parameters: the places of these, as in [offload].
+        offload_optimizer, offload_gradients, offload_parameters, offload_activations: the places of these, as in
+            [offload].
         foreign: whether the model is a module of torch's layers, which `initialize` trains and torch's AdamW checks,
             instead of a decoder of tk.
     """
@@ -38,6 +39,7 @@ class ParityLayout(Section):
     offload_optimizer: Tier = "none"
     offload_gradients: Tier = "none"
     offload_parameters: Tier = "none"
+    offload_activations: Literal["none", "cpu"] = "none"
     foreign: bool = False
 
     @property

@@ -29,6 +29,7 @@ AXES: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
         "offload_optimizer": ("none", "cpu", "disk"),
         "offload_gradients": ("none", "cpu", "disk"),
         "offload_parameters": ("none", "cpu", "disk"),
+        "offload_activations": ("none", "cpu"),
         "foreign": (False, True),
     }
 )

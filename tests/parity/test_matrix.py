@@ -30,13 +30,14 @@ def covering(everything: Matrix) -> tuple[ParityLayout, ...]:
 
 
 def test_every_combination_is_a_layout_or_left_out_for_a_reason(everything: Matrix) -> None:
-    foreign = 3 * 4 * 3 * 3**3  # dp, ZeRO stages, shard sizes, places of states, gradients and parameters
-    assert everything.num_combinations == 3 * 3 * 3 * 4 * 4 * 3 * 2 * 3 * 2 * 3 * 3**3 + foreign
-    assert len(AXES) == 14
+    places = 3**3 * 2  # of states, gradients and parameters; of activations
+    foreign = 3 * 4 * 3 * places  # dp, ZeRO stages, shard sizes
+    assert everything.num_combinations == 3 * 3 * 3 * 4 * 4 * 3 * 2 * 3 * 2 * 3 * places + foreign
+    assert len(AXES) == 15
     # By hand. (tp, pp, dp) up to 8 ranks: 3 schedules at pp = 1, 4 beyond; ZeRO 1 only where dp > 1, and from it on as
     # many shard sizes as dp has divisors; at tp = 1 neither sequence parallelism nor fewer kv heads than tp. The rest:
     # 3 kinds of recomputation, tied or not. States on the device, or in 2 other places, then gradients in any of 3, and
-    # at stage 3 parameters in any of 3.
+    # at stage 3 parameters in any of 3. Activations in any of 2, whatever the rest is.
     most, stage_3 = 1 + 2 * 3, 1 + 2 * 3 * 3
     spread = {1: 2 * most + stage_3, 2: 1 * most + 2 * (2 * most + stage_3), 4: 1 * most + 3 * (2 * most + stage_3)}
     expected = sum(spread.values())  # foreign modules
@@ -44,7 +45,7 @@ def test_every_combination_is_a_layout_or_left_out_for_a_reason(everything: Matr
         if tp * pp * dp <= 8:
             schedules, kv = (3 if pp == 1 else 4), (2 if tp == 1 else 3)
             expected += schedules * spread[dp] * kv * (1 if tp == 1 else 2) * 3 * 2
-    assert everything.num_layouts == expected == 82_220
+    assert everything.num_layouts == 2 * expected == 164_440
     assert everything.left_out()["tp x pp x dp is more than 8 ranks"] > 0
     assert everything.num_layouts + everything.left_out().total() == everything.num_combinations
 
@@ -75,6 +76,7 @@ def test_the_default_set_has_every_shard_size_and_foreign_modules_at_every_stage
         assert {layout.dp for layout in found} >= {2, 4}, (foreign, zero)
         assert {layout.offload_optimizer for layout in found} == {"none", "cpu", "disk"}, (foreign, zero)
     assert {layout.offload_parameters for layout in covering if layout.foreign} == {"none", "cpu", "disk"}
+    assert {layout.offload_activations for layout in covering if layout.foreign} == {"none", "cpu"}
     for zero in (2, 3):
         assert any(each.zero == zero and each.dp == 4 and each.shard_size == 2 for each in covering)
 

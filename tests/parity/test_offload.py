@@ -33,8 +33,23 @@ CHOSEN = [
         ),
         "bf16",
     ),
-    (ParityLayout(pp=2, schedule="interleaved", num_virtual_stages=2, tied=True, offload_optimizer="cpu"), "fp16"),
-    (ParityLayout(dp=2, zero=3, offload_optimizer="cpu", offload_gradients="disk", foreign=True), "fp32"),
+    (
+        ParityLayout(
+            pp=2,
+            schedule="interleaved",
+            num_virtual_stages=2,
+            tied=True,
+            offload_optimizer="cpu",
+            offload_activations="cpu",
+        ),
+        "fp16",
+    ),
+    (
+        ParityLayout(
+            dp=2, zero=3, offload_optimizer="cpu", offload_gradients="disk", offload_activations="cpu", foreign=True
+        ),
+        "fp32",
+    ),
     (ParityLayout(dp=2, zero=1, offload_optimizer="disk", offload_gradients="cpu", foreign=True), "fp16"),
 ]
 
