@@ -5,24 +5,39 @@ raise where a real GPU would: an operation on tensors of two devices. They also 
 whose shape depends on values are unknown to them: those are checked and placed by the devices of the arguments.
 
 The device is called "meta": a torch that is built for CPUs has guards for that one only, and none for "cuda".
+
+Beside values, the GPU has CUDA's rules for the host (pretended_memory.py) and NCCL's for ranks (pretended_ranks.py):
+addresses of its memory are none of the host's, so native code must not get them; and copies between GPU and host are
+counted, those of memory that is not pinned refused if a test asks for that. Numbers, which have no dimension, may go
+both ways. All threads that start meanwhile have the GPU, too.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+import threading
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import repeat
+from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
+import pytest
 import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
-    unset_fake_temporarily,
 )
 from torch.overrides import TorchFunctionMode
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+
+from tk.tests.pretended_memory import PretendedMemory
+from tk.tests.pretended_ranks import PretendedRanks
+from tk.train.zero import saved_activations
+from tk.train.zero.native_adamw import AdamWUpdate, NativeAdamW
 
 GPU: Final = torch.device("meta")
 _READS: Final = frozenset(
@@ -36,6 +51,10 @@ _READS: Final = frozenset(
     }
 )
 _MOVES: Final = (torch.ops.aten.copy_.default, torch.ops.aten.index_put_.default)  # take a tensor of the CPU, too
+_PLACED: Final = (torch.Tensor, torch.device)
+_ROOT: Final = Path(__file__).resolve().parents[1]
+_COPIES: Final = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
+_NOT_OF_HOST: Final = 1 << 62  # in every address of the GPU's memory
 _DATA: Final = vars(torch._C.TensorBase)["data"]
 
 
@@ -78,20 +97,28 @@ class OnGpu(torch.Tensor):
         return self.held.untyped_storage()
 
     def data_ptr(self) -> int:
-        """Returns the address, which the wrapper itself has not."""
-        return self.held.data_ptr()
+        """Returns an address of the GPU, which the wrapper itself has not."""
+        return self.held.data_ptr() | _NOT_OF_HOST
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        """True."""
+        return True
+
+    @property
+    def is_meta(self) -> bool:  # type: ignore[override]
+        """False, whatever the device is called."""
+        return False
 
     def set_(self, *arguments: Any) -> "OnGpu":
         """Returns a tensor on a storage of the GPU."""
-        with unset_fake_temporarily():
-            return OnGpu(self.held.set_(*arguments))
+        return OnGpu(self.held.set_(*arguments))
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         """Reads a number from the values: torch would ask for the driver."""
         if function in _READS:
-            with unset_fake_temporarily():
-                return function(arguments[0].held)
+            return function(arguments[0].held)
         return torch._C._disabled_torch_function_impl(function, types, arguments, keywords or {})
 
     @classmethod
@@ -101,55 +128,101 @@ class OnGpu(torch.Tensor):
 
 
 class _Making(TorchFunctionMode):
-    """Gives tensors that Python's numbers make their values: torch makes them on the device "meta" without any."""
+    """Answers for CUDA where torch would ask the driver, or make a tensor on the device "meta" without values."""
+
+    def __init__(self, memory: PretendedMemory) -> None:
+        super().__init__()
+        self._memory = memory
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         """Calls a function."""
-        keywords = keywords or {}
+        arguments = tuple(map(_named, arguments))
+        keywords = {name: _named(each) for name, each in (keywords or {}).items()}
         if function is torch.tensor and keywords.get("device") == GPU:
-            return torch.tensor(*arguments, **keywords | {"device": "cpu"}).to(GPU)
+            return OnGpu(torch.tensor(*arguments, **keywords | {"device": "cpu"}))  # the values are Python's numbers
+        if function is torch.Tensor.is_pinned:
+            return self._memory.is_pinned(*arguments)
         return function(*arguments, **keywords)
 
 
 class _Pretending(TorchDispatchMode):
-    """Runs every operation on fake tensors and on values.
+    """Runs every operation of the GPU on fake tensors and on values.
 
     Attributes:
+        memory: the host's memory, as CUDA sees it.
         num_operations: how many had an argument or result on the GPU.
+        num_copies: how many copies between the GPU and pinned memory there were.
+        pageable: the copies between the GPU and other memory.
     """
 
-    def __init__(self, fakes: FakeTensorMode) -> None:
+    def __init__(self, memory: PretendedMemory, ranks: PretendedRanks, allowed: Collection[str] | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.fakes = fakes
+        self.memory, self._ranks, self._allowed = memory, ranks, allowed
+        self._fakes, self._turn = FakeTensorMode(), threading.Lock()
         self._known: dict[tuple[Any, ...], list[torch.device]] = {}
-        self.num_operations = 0
+        self.num_operations = self.num_copies = 0
+        self.pageable: list[str] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch need not wrap what is called most, to hide it from torch.compile
 
     def __torch_dispatch__(self, operation: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         """Runs an operation."""
         keywords = keywords or {}
-        signature = (operation, *map(_kind, tree_leaves((arguments, keywords))))
+        leaves = [*_leaves(arguments), *_leaves(keywords.values())]
+        tensors = [each for each in leaves if isinstance(each, torch.Tensor)]
+        plain = _plain(arguments), {name: _plain(each) for name, each in keywords.items()}
+        if operation.namespace == "c10d":
+            self._ranks.check(operation, arguments, [each.device == GPU for each in tensors])
+            return operation(*plain[0], **plain[1])
+        if not any(isinstance(each, OnGpu) or each == GPU for each in leaves if isinstance(each, _PLACED)):
+            return operation(*arguments, **keywords)
+        signature = (operation, *map(_kind, leaves))
         if signature not in self._known:
-            self._known[signature] = self._devices(operation, arguments, keywords)
+            with self._turn, self._fakes:
+                self._known[signature] = self._devices(operation, arguments, keywords)
         devices = self._known[signature]
-        plain = tree_map(_values, (arguments, keywords))
-        with unset_fake_temporarily():
-            result = operation(*plain[0], **plain[1])
-        places = iter(devices if len({*devices}) > 1 else repeat(*{*devices})) if devices else iter(())
-        given = {id(_values(each)): each for each in _tensors((arguments, keywords))}
+        places = {each.device == GPU for each in tensors} | {device == GPU for device in devices}
+        if len(places) > 1 and operation in _COPIES:
+            return self._copy(operation, arguments[0], plain, devices[0])
+        self.num_operations += 1
+        for each in tensors:
+            if each.device != GPU and each.dim():
+                self._judge_pageable(f"{operation} takes memory of the host, {list(each.shape)},")
+        result = operation(*plain[0], **plain[1])
+        rest = iter(devices if len({*devices}) > 1 else repeat(*{*devices})) if devices else iter(())
+        given = {id(_plain(each)): each for each in tensors}
+        return tree_map(lambda each: _placed(each, rest, given), result)
 
-        def placed(each: Any) -> Any:
-            """Returns a result on its device: an argument itself, if the operation changed or returned it."""
-            if not isinstance(each, torch.Tensor):
-                return each
-            device, own = next(places), given.get(id(each))
-            if own is not None and own.device == device:
-                return own
-            with unset_fake_temporarily():
-                values = each if own is None else each.clone()  # on its way from one device to the other
-                return OnGpu(values) if device == GPU else values
+    def _copy(self, operation: Any, first: torch.Tensor, plain: Any, device: torch.device) -> torch.Tensor:
+        """Copies between the GPU and the host, and judges the memory of the host."""
+        arguments, keywords = plain
+        into = operation is torch.ops.aten.copy_.default
+        waits = not (keywords.get("non_blocking") or (into and len(arguments) > 2 and arguments[2]))
+        source = arguments[1] if into else arguments[0]
+        if waits:
+            self.memory.synchronize()
+        result = arguments[0] if into else operation(*arguments, **keywords).clone()
+        host = result if device != GPU else source
+        converts = result.dtype != source.dtype and waits
+        if host.dim():
+            if not (host.is_contiguous() and self.memory.is_pinned(host)) or converts:
+                how = "converts on its way between the GPU and" if converts else "copies between the GPU and"
+                self._judge_pageable(f"{operation} {how} memory of the host, {list(host.shape)},")
+            self.num_copies += 1
+        if (into and host is source) or waits:
+            operation(*arguments, **keywords)
+        if not waits and host is source:
+            self.memory.start_read(host)
+        elif not waits:
+            self.memory.start_write(host, source)
+        return first if into else OnGpu(result) if device == GPU else result
 
-        self.num_operations += GPU in devices
-        return tree_map(placed, result)
+    def _judge_pageable(self, what: str) -> None:
+        place = _place()
+        self.pageable.append(f"{place}: {what} that is not pinned")
+        assert self._allowed is None or place in self._allowed, self.pageable[-1]
 
     def _devices(self, operation: Any, arguments: Any, keywords: Any) -> list[torch.device]:
         """Returns the devices of the resulting tensors; raises what torch raises for a mix of devices."""
@@ -165,9 +238,9 @@ class _Pretending(TorchDispatchMode):
     def _fake(self, each: Any) -> Any:
         if not isinstance(each, torch.Tensor):
             return each
-        with unset_fake_temporarily():
+        with no_dispatch():
             shape = torch.empty_strided(each.size(), each.stride(), dtype=each.dtype, device="meta")
-        return FakeTensor(self.fakes, shape, each.device)
+        return FakeTensor(self._fakes, shape, each.device)
 
 
 def _common_device(operation: Any, arguments: Any, keywords: Any) -> torch.device:
@@ -178,10 +251,49 @@ def _common_device(operation: Any, arguments: Any, keywords: Any) -> torch.devic
     return given.pop()
 
 
-def _values(each: Any) -> Any:
+def _placed(each: Any, devices: Iterator[torch.device], given: dict[int, torch.Tensor]) -> Any:
+    """Returns a result on its device: an argument itself, if the operation changed or returned it."""
+    if not isinstance(each, torch.Tensor):
+        return each
+    device, own = next(devices), given.get(id(each))
+    if own is not None and own.device == device:
+        return own
+    return OnGpu(each) if device == GPU else each
+
+
+def _named(each: Any) -> Any:
+    """Returns an argument of a function, with the GPU for CUDA's device."""
+    return GPU if isinstance(each, torch.device) and each.type == "cuda" else each
+
+
+def _place() -> str:
+    """Returns the function of the toolkit that runs, outside of tests."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        path, name = Path(frame.f_code.co_filename), frame.f_code.co_name
+        ours = path.is_relative_to(_ROOT) and path.relative_to(_ROOT).parts[0] not in ("tests", ".venv")
+        if ours and not name.startswith("<"):  # as <listcomp>
+            return f"{path.relative_to(_ROOT)} {name}"
+        frame = frame.f_back
+    return "a test"
+
+
+def _plain(each: Any) -> Any:
+    """Returns an argument of an operation as the CPU's."""
+    if isinstance(each, tuple | list):
+        return type(each)(map(_plain, each))
     if isinstance(each, torch.device):
         return torch.device("cpu")
     return each.held if isinstance(each, OnGpu) else each
+
+
+def _leaves(arguments: Iterable[Any]) -> Iterator[Any]:
+    """Yields arguments of an operation, those of lists too."""
+    for each in arguments:
+        if isinstance(each, tuple | list):
+            yield from _leaves(each)
+        else:
+            yield each
 
 
 def _kind(each: Any) -> object:
@@ -196,7 +308,35 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 @contextmanager
-def pretend_gpu() -> Iterator[_Pretending]:
-    """A context in which the device GPU computes."""
-    with FakeTensorMode() as fakes, _Pretending(fakes) as pretending, _Making():
+def pretend_gpu(pageable: Collection[str] | None = None) -> Iterator[_Pretending]:
+    """A context in which the device GPU computes, on this thread and on those that start in it.
+
+    Args:
+        pageable: the functions, "package/file.py function", that may copy between the GPU and memory of the host
+            that is not pinned; None = all.
+    """
+    memory, ranks = PretendedMemory(), PretendedRanks()
+    pretending = _Pretending(memory, ranks, pageable)
+    run, update = threading.Thread.run, NativeAdamW.__call__
+
+    def run_with_gpu(thread: threading.Thread) -> None:
+        with pretending, _Making(memory):
+            run(thread)
+
+    def update_on_host(native: NativeAdamW, given: AdamWUpdate, threads: int) -> None:
+        addresses = {name: getattr(given, name) or 0 for name in ("master", "exp_avg", "exp_avg_sq", "grad", "bf16")}
+        on_gpu = [name for name, address in addresses.items() if address & _NOT_OF_HOST]
+        assert not on_gpu, f"native code gets {on_gpu} in memory of the GPU"
+        update(native, given, threads)
+
+    with ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(torch.cuda, "cudart", lambda: memory)
+        patch.setattr(torch.cuda, "current_stream", lambda device=None: memory)
+        patch.setattr(threading.Thread, "run", run_with_gpu)
+        patch.setattr(NativeAdamW, "__call__", update_on_host)
+        patch.setattr(saved_activations, "PLAIN", (*saved_activations.PLAIN, OnGpu))
+        ranks.install(patch)
+        stack.enter_context(pretending)
+        stack.enter_context(_Making(memory))
         yield pretending

@@ -103,7 +103,8 @@ COMPUTE: dict[str, str] = {
     "train.zero": "absent adamw_rule agreement flat_buffers gradient_exchange gradient_sum outputs "
     "own_parameters parameter_gather random_rounding saved_activations saved_parameters sharded_adamw square_sum "
     "trained_parameter written_values",
-    "train.zero.states": "buffer disk_states host_pool host_transfer memory_states open_states state_file state_store",
+    "train.zero.states": "buffer disk_states host_pool host_transfer memory_states open_states pinned_copies "
+    "state_file state_store",
 }
 
 

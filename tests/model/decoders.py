@@ -17,6 +17,7 @@ from tk.parallel.mesh import ALONE, Group, Mesh
 from tk.tests.model.architectures import ENTRIES, VOCAB
 from tk.train.engine.loss import causal_attention
 from tk.train.engine.stages import StagePass
+from tk.train.zero.states.pinned_copies import PinnedCopies
 
 CPU = torch.device("cpu")
 BATCH, LENGTH = 2, 16
@@ -53,7 +54,7 @@ def whole_loss(
     decoder: Decoder, tokens_BL: torch.Tensor, targets_BL: torch.Tensor, documents: tuple[int, ...] = ()
 ) -> torch.Tensor:
     """Returns the summed loss of a micro-batch as training computes it, on a decoder of one stage."""
-    stage = StagePass(decoder, CPU)
+    stage = StagePass(decoder, CPU, PinnedCopies())
     stage.micro_batches = [MicroBatch(tokens_BL.numpy(), targets_BL.numpy(), documents)]
     return stage.forward(0, None)
 

@@ -43,7 +43,8 @@ class Passes:
         self.weight_grads = weight_grads
         self.on_phase = on_phase
         self.stages = [
-            StagePass(decoder, engine.device, partial(engine.saving, number)) for number, decoder in enumerate(decoders)
+            StagePass(decoder, engine.device, engine.buffers.copies, partial(engine.saving, number))
+            for number, decoder in enumerate(decoders)
         ]
         for stage in self.stages:
             stage.saves_logits = config.parallel.schedule == "gpipe"

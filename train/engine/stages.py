@@ -19,6 +19,7 @@ from ...parallel.mesh import Mesh
 from ...parallel.weight_grads import WeightGradQueue
 from ..zero.flat_buffers import FlatBucket, FlatBuffers
 from ..zero.parameter_gather import Unit
+from ..zero.states.pinned_copies import PinnedCopies
 from .loss import attention_within, loss_sum
 
 
@@ -116,6 +117,7 @@ class StagePass:
     Args:
         decoder: the stage.
         device: the device that computes.
+        copies: makes the copies of rows to the device.
         saving: makes the context of a forward pass from the tensor that it has received; see `TrainingEngine.saving`.
 
     Attributes:
@@ -132,10 +134,12 @@ class StagePass:
         self,
         decoder: Decoder,
         device: torch.device,
+        copies: PinnedCopies,
         saving: Callable[[torch.Tensor | None], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.decoder = decoder
         self.device = device
+        self._copies = copies
         self.saving = saving
         self.saves_logits = False
         self.micro_batches: Sequence[MicroBatch] = ()
@@ -157,7 +161,7 @@ class StagePass:
         """
         micro = self.micro_batches[micro_batch]
         rows = (micro.inputs, micro.targets, micro.positions)
-        tokens_BL, targets_BL, positions_BL = (torch.from_numpy(each).to(self.device) for each in rows)
+        tokens_BL, targets_BL, positions_BL = (self._copies.moved(torch.from_numpy(each), self.device) for each in rows)
         attend, balance = attention_within(micro.documents), self._balance(targets_BL)
         with self.saving(x):
             hidden_BLD = self.decoder(tokens_BL if x is None else x, positions_BL, attend, balance)

@@ -1,6 +1,7 @@
 """The training loop: rows in, one optimizer step after another, metrics and checkpoints out."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -33,6 +34,7 @@ from ..records.step_log import StepLog
 from ..saving.checkpointer import Checkpointer, OpenRun, SaveOptions
 from ..state.progress import StepResult, TrainState
 from ..state.stored_state import RunResume
+from ..zero.states.pinned_copies import PinnedCopies
 from .inputs import open_inputs
 from .run_start import start_run
 
@@ -112,7 +114,9 @@ class Trainer:
             self.config.run_folder,
             self.config.train.seed,
         )
-        engine = TrainingEngine(self.stages, self.table, self.mesh, options, device=self.device, fill=self._fill)
+        engine = TrainingEngine(
+            self.stages, self.table, self.mesh, options, device=self.device, fill=partial(self._fill, PinnedCopies())
+        )
         if self.config.zero.stage == 3:
             engine.gather_around(gathered_units(self.stages, engine.buffers), prefetch=self.config.zero.overlap)
         if self.config.offload.optimizer != "none":
@@ -121,10 +125,14 @@ class Trainer:
             compile_layers(self.stages, self.config, self.device)
         return engine
 
-    def _fill(self, local: LocalParam, parameter: torch.Tensor) -> None:
-        """Writes a parameter's initial values; draws none if `fit` will load a checkpoint."""
-        if not self.config.model.init:
-            fill_initial(local, parameter, self.config.train.seed, self.inputs.model.initializer_range)
+    def _fill(self, copies: PinnedCopies, local: LocalParam, parameter: torch.Tensor) -> None:
+        """Writes a parameter's initial values, made on the host; draws none if `fit` will load a checkpoint."""
+        if self.config.model.init:
+            return
+        values = parameter if self.device.type == "cpu" else torch.empty(parameter.shape, dtype=parameter.dtype)
+        fill_initial(local, values, self.config.train.seed, self.inputs.model.initializer_range)
+        if values is not parameter:
+            copies.copy(parameter.view(-1), values.view(-1))
 
     def fit(self) -> TrainState:
         """Trains to `train.steps` or to a request to stop, and saves at the end; returns the state at the end."""

@@ -75,8 +75,9 @@ class ReplicaCheck:
 
     def _in_order(self, items: Sequence[Owned], mine: Checksums) -> torch.Tensor:
         """Returns the checksums of `items`, int64 [items]; `_ABSENT` for those that this rank does not hold."""
-        absent = torch.tensor(_ABSENT, device=self.snapshot.buffers.device)
-        return torch.stack([mine.get(item, absent) for item in items])
+        device = self.snapshot.buffers.device
+        absent = torch.tensor(_ABSENT, device=device)
+        return torch.stack([mine.get(item, absent).to(device) for item in items])  # those of offloaded values move
 
     def _held(self) -> Iterator[tuple[Owned, torch.Tensor]]:
         for piece, values in self.snapshot.weights.items():

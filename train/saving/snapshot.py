@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,8 @@ from ...core.ownership import Owned, owned
 from ...model.stored_tensors import check_tensors, check_ties
 from ...parallel.torch_dtypes import format_of
 from ..zero.sharded_adamw import ShardedAdamW
+
+_HOST: Final = torch.device("cpu")
 
 
 class Snapshot:
@@ -64,10 +67,14 @@ class Snapshot:
         """Returns the elements of `item`, 1-D, in the slot's dtype (bf16 as uint16); a view if possible."""
         start, stop = item.flat or (0, item.box.size)
         if item.slot == "weight" and (item.tensor, item.box) in self._by_box:
-            return _to_numpy(self._now(item.tensor, item.box)[start:stop])
+            return self._to_numpy(self._now(item.tensor, item.box)[start:stop])
         if start == stop:  # an empty tensor: the optimizer has no run of it
-            return _to_numpy(torch.empty(0, dtype=self.buffers.dtype))
-        return _to_numpy(self.optimizer.read(item.slot, self._run_of(item), start, stop))
+            return self._to_numpy(torch.empty(0, dtype=self.buffers.dtype))
+        return self._to_numpy(self.optimizer.read(item.slot, self._run_of(item), start, stop))
+
+    def _to_numpy(self, values: torch.Tensor) -> npt.NDArray[np.generic]:
+        held_as = np.dtype(format_of(values.dtype).numpy).name
+        return self.buffers.copies.moved(values.detach(), _HOST).view(getattr(torch, held_as)).numpy()
 
     def segments(self, item: Owned) -> list[Segment]:
         """Returns the places of `item` in the optimizer's file, while it is pinned."""
@@ -144,10 +151,6 @@ class Snapshot:
             whole.data = whole.data.contiguous()  # elements of an expanded tensor share memory
             for piece in local.pieces:
                 requests.append(ReadRequest(piece.tensor.alias or piece.tensor.name, piece.box))
-                places.append(whole.data.view(-1)[piece.start : piece.start + piece.box.size].copy_)
+                place = whole.data.view(-1)[piece.start : piece.start + piece.box.size]
+                places.append(partial(self.buffers.copies.copy, place))
         read_all(checkpoint, requests, lambda index, read: places[index](read.torch().reshape(-1)), peers)
-
-
-def _to_numpy(values: torch.Tensor) -> npt.NDArray[np.generic]:
-    held_as = np.dtype(format_of(values.dtype).numpy).name
-    return values.detach().cpu().view(getattr(torch, held_as)).numpy()

@@ -26,6 +26,7 @@ from .own_parameters import SLOT as OWN_SLOT
 from .own_parameters import OwnParameters, ResidentParameters, StoredParameters
 from .square_sum import square_sum
 from .states.open_states import StatePlaces, open_states
+from .states.pinned_copies import PinnedCopies
 from .states.state_store import StateStore
 from .trained_parameter import set_autograd_grad
 from .written_values import take_written
@@ -124,6 +125,7 @@ class FlatBuffers:
     Attributes:
         shards: the runs of logical boxes that this rank updates.
         frozen: the parameters and buffers outside the buckets.
+        copies: makes the copies between the device and the host.
     """
 
     def __init__(
@@ -141,6 +143,7 @@ class FlatBuffers:
         self.table = table
         self.dtype = dtype
         self.device = places.device
+        self.copies = PinnedCopies()
         at, layout = mesh.coordinates, mesh.layout
         self.zero = layout.zero
         self._holds_masters = dtype == torch.float32 or (layout.zero == 3 and places.offload.optimizer == "none")
@@ -177,7 +180,7 @@ class FlatBuffers:
         summed: GradientSum
         if self._gradients is not None:
             held = own if self.zero < 2 else slice(0, length)
-            summed = StoredSum(self._gradients, index, held, self.device)
+            summed = StoredSum(self._gradients, index, held, self.device, self.copies)
         else:
             summed = ResidentSum(torch.zeros(length, device=self.device) if grads is None else grads[own])
         in_place = grads is not None and self.dtype == torch.float32
@@ -185,7 +188,7 @@ class FlatBuffers:
             plan,
             params,
             own,
-            ResidentParameters(params[own]),
+            ResidentParameters(params[own], self.copies),
             summed,
             grads,
             in_place,
@@ -211,7 +214,8 @@ class FlatBuffers:
     def _own_copy(self, index: int, values: torch.Tensor) -> OwnParameters:
         """Returns this rank's part of a bucket at stage 3, apart from the bucket."""
         if self._parameters is None:
-            return ResidentParameters(values.to(torch.float32 if self._holds_masters else self.dtype, copy=True))
+            held = values.to(torch.float32 if self._holds_masters else self.dtype, copy=True)
+            return ResidentParameters(held, self.copies)
         own = StoredParameters(self._parameters, index, values.numel())
         own.write(0, values)
         return own

@@ -185,7 +185,7 @@ class GradientExchange:
 
     def _sum_over(self, bucket: FlatBucket, group: Group) -> None:
         if group.size > 1:
-            own = bucket.sum.read(0, bucket.own.size).to(self.buffers.device)
+            own = self.buffers.copies.moved(bucket.sum.read(0, bucket.own.size), self.buffers.device)
             bucket.sum.put(all_reduce(own, group))
 
     def on_gradient(self, number: int, place: int, index: int, parameter: torch.Tensor) -> None:

@@ -5,6 +5,7 @@ from typing import Protocol
 
 import torch
 
+from .states.pinned_copies import PinnedCopies
 from .states.state_store import StateRange, StateStore
 
 SLOT = "gradient"
@@ -74,10 +75,11 @@ class StoredSum:
         bucket: the index of the bucket.
         own: the elements of the bucket that this rank updates, if the store has the whole bucket; else all that it has.
         device: the device that trains.
+        copies: makes the copies between the device and the host.
     """
 
-    def __init__(self, store: StateStore, bucket: int, own: slice, device: torch.device) -> None:
-        self._store, self._bucket, self._own, self._device = store, bucket, own, device
+    def __init__(self, store: StateStore, bucket: int, own: slice, device: torch.device, copies: PinnedCopies) -> None:
+        self._store, self._bucket, self._own, self._device, self._copies = store, bucket, own, device, copies
         self._is_zero, self._stashed = True, 0
 
     def clear(self) -> None:
@@ -92,7 +94,9 @@ class StoredSum:
         with self._store.changing([self._bucket]) as ranges:
             for each, low, high in self._owned(ranges):
                 values = part[low - self._own.start : high - self._own.start]
-                each.slots[SLOT][low - each.begin : high - each.begin].add_(values.to(self._store.device))
+                for begin, added in self._copies.parts_on_host(values):
+                    first = low - each.begin + begin
+                    each.slots[SLOT][first : first + added.numel()].add_(added)
 
     def put(self, part: torch.Tensor) -> None:
         """Writes the own elements; the others are not needed then."""
@@ -126,5 +130,6 @@ class StoredSum:
         """Reads all elements to the device."""
         if not self._stashed:
             return None
-        kept = self._store.read(SLOT, self._bucket, 0, self._stashed)
-        return kept.to(self._device, copy=True)
+        kept = torch.empty(self._stashed, dtype=torch.float32, device=self._device)
+        self._copies.copy(kept, self._store.read(SLOT, self._bucket, 0, self._stashed))
+        return kept

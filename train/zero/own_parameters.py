@@ -4,6 +4,7 @@ from typing import Protocol
 
 import torch
 
+from .states.pinned_copies import PinnedCopies
 from .states.state_store import StateStore
 
 SLOT = "parameter"
@@ -33,10 +34,11 @@ class ResidentParameters:
 
     Args:
         values: the parameters, 1-D.
+        copies: makes copies of values that come from the host.
     """
 
-    def __init__(self, values: torch.Tensor) -> None:
-        self.values, self.size = values, values.numel()
+    def __init__(self, values: torch.Tensor, copies: PinnedCopies) -> None:
+        self.values, self.size, self._copies = values, values.numel(), copies
 
     def read(self, begin: int, end: int) -> torch.Tensor:
         """Returns a view."""
@@ -44,7 +46,7 @@ class ResidentParameters:
 
     def write(self, begin: int, values: torch.Tensor) -> None:
         """Copies values to their place."""
-        self.values[begin : begin + values.numel()].copy_(values)
+        self._copies.copy(self.values[begin : begin + values.numel()], values)
 
     def write_back(self, begin: int, values: torch.Tensor) -> None:
         """Does nothing: the values are a view."""

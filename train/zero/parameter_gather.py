@@ -230,7 +230,8 @@ class ParameterGather:
             self._updates.ensure(self._numbers[bucket])
             bucket.allocate()
             # This rank's values are rounded into their place, from where the others receive them.
-            part = bucket.params[bucket.own_range].copy_(bucket.own.read(0, bucket.own.size))
+            part = bucket.params[bucket.own_range]
+            self.buffers.copies.copy(part, bucket.own.read(0, bucket.own.size))
             unit.pending.append(start_all_gather_flat(bucket.params, part, bucket.shard))
         return unit
 

@@ -25,6 +25,7 @@ from .saved_parameters import SavedParameters, SavedView
 from .states.host_pool import HostPool
 from .states.host_transfer import copy_between
 
+PLAIN: Final = (torch.Tensor, nn.Parameter)
 LEAST: Final = PAGE  # bytes: the host's memory has whole pages, and a copy takes as long as one of some 100 KiB
 
 
@@ -142,7 +143,7 @@ class SavedActivations:
         return _MovedTensor(copy, tensor.dtype, tensor.shape, tensor.stride(), (first - begin) // itemsize)
 
     def _moves(self, tensor: torch.Tensor) -> bool:
-        if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout is not torch.strided:
+        if type(tensor) not in PLAIN or tensor.layout is not torch.strided:
             return False
         if tensor.device != self._device or not tensor.numel() or tensor.is_conj() or tensor.is_neg():
             return False

@@ -24,6 +24,7 @@ from tk.train.engine.loss import causal_attention
 from tk.train.engine.stages import StagePass, gathered_units
 from tk.train.zero.flat_buffers import FlatBuffers
 from tk.train.zero.states.open_states import StatePlaces
+from tk.train.zero.states.pinned_copies import PinnedCopies
 
 
 def filled(layout: Layout, pp: int = 0, **changes: object) -> tuple[tuple[Decoder, ...], FlatBuffers]:
@@ -75,7 +76,7 @@ def test_the_loss_is_a_sum_over_targets_that_count_times_the_factor() -> None:
     (decoder,), _ = filled(Layout())
     batch = micro_batch(1)
     batch.targets[0, 2:5] = IGNORED
-    stage = StagePass(decoder, CPU)
+    stage = StagePass(decoder, CPU, PinnedCopies())
     stage.micro_batches, stage.loss_factor = [micro_batch(0), batch], 0.25
     positions = torch.arange(LENGTH).expand(2, LENGTH)
     logits = decoder.logits(decoder(torch.from_numpy(batch.inputs), positions, causal_attention))
@@ -92,7 +93,7 @@ def test_stages_one_after_another_give_the_loss_of_the_whole_model() -> None:
     for decoders in ([whole], [first, second]):
         x = None
         for decoder in decoders:
-            stage = StagePass(decoder, CPU)
+            stage = StagePass(decoder, CPU, PinnedCopies())
             stage.micro_batches, stage.loss_factor = [micro_batch(0)], 1.0
             x = stage.forward(0, x)
             assert decoder.stage.last or x.shape == (2, LENGTH, HIDDEN)
@@ -106,7 +107,7 @@ def test_rows_that_fill_up_a_batch_do_not_count_in_the_balance_of_experts() -> N
     batch.targets[1] = IGNORED
     other = replace(batch, inputs=batch.inputs.copy())
     other.inputs[1] = np.arange(LENGTH)
-    stage = StagePass(decoder, CPU)
+    stage = StagePass(decoder, CPU, PinnedCopies())
     stage.micro_batches, stage.balance_weight = [batch, other, micro_batch(0)], 0.1
     for number in range(3):
         stage.forward(number, None)

@@ -8,6 +8,7 @@ import torch
 from tk.train.zero.gradient_sum import SLOT, GradientSum, ResidentSum, StoredSum
 from tk.train.zero.states.disk_states import DiskStates
 from tk.train.zero.states.memory_states import MemoryStates
+from tk.train.zero.states.pinned_copies import PinnedCopies
 
 SIZES, OWN = [64, 320], slice(128, 256)
 CPU = torch.device("cpu")
@@ -24,7 +25,7 @@ def parts(count: int, size: int) -> list[torch.Tensor]:
 def test_a_sum_of_parts_has_the_bits_of_one_in_memory(tier: str, tmp_path: Path) -> None:
     dtypes = {SLOT: torch.float32}
     store = MemoryStates(dtypes, SIZES, CPU) if tier == "cpu" else DiskStates(dtypes, SIZES, tmp_path, 3, pinned=False)
-    sums: list[GradientSum] = [ResidentSum(torch.zeros(128)), StoredSum(store, 1, OWN, CPU)]
+    sums: list[GradientSum] = [ResidentSum(torch.zeros(128)), StoredSum(store, 1, OWN, CPU, PinnedCopies())]
     for _ in range(2):
         for each in sums:
             each.clear()
@@ -44,7 +45,7 @@ def test_a_sum_of_parts_has_the_bits_of_one_in_memory(tier: str, tmp_path: Path)
 def test_a_whole_bucket_comes_back_as_it_was_stashed_and_once_per_step(tier: str, tmp_path: Path) -> None:
     dtypes = {SLOT: torch.float32}
     store = MemoryStates(dtypes, SIZES, CPU) if tier == "cpu" else DiskStates(dtypes, SIZES, tmp_path, 3, pinned=False)
-    kept = StoredSum(store, 1, OWN, CPU)
+    kept = StoredSum(store, 1, OWN, CPU, PinnedCopies())
     assert kept.unstash() is None
     first, second = parts(2, 320)
     kept.stash(first)

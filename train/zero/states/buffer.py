@@ -1,7 +1,8 @@
 """Memory that starts on a page, of exactly the size that is asked for; pinned, if a GPU reads and writes it."""
 
 import mmap
-from typing import Final
+import weakref
+from typing import Any, Final
 
 import torch
 
@@ -21,28 +22,29 @@ class PageBuffer:
     Attributes:
         memory: the bytes.
         values: the bytes as a tensor, uint8 [nbytes], for copies and views.
+        close: takes the memory back from CUDA, once; so does the end of this object.
     """
 
     def __init__(self, nbytes: int, pinned: bool = False) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self.memory = memoryview(mmap.mmap(-1, max(nbytes, 1), flags=flags))[:nbytes]
         self.values = torch.frombuffer(self.memory, dtype=torch.uint8) if nbytes else torch.empty(0, dtype=torch.uint8)
-        self._is_registered = False
-        if pinned and nbytes:
-            code = int(torch.cuda.cudart().cudaHostRegister(self.values.data_ptr(), nbytes, _PORTABLE))
+        address = self.values.data_ptr()
+        cudart: Any = torch.cuda.cudart() if pinned and nbytes else None
+        if cudart:
+            code = int(cudart.cudaHostRegister(address, nbytes, _PORTABLE))
             if code:
                 raise TkError(
                     f"CUDA cannot pin {nbytes} bytes of this machine's memory for offload (error {code}). Raise the "
                     "limit of locked memory (ulimit -l), or offload less ([offload])."
                 )
-            self._is_registered = True
-
-    def close(self) -> None:
-        """Takes the memory back from CUDA. Idempotent."""
-        if self._is_registered:
-            self._is_registered = False
-            torch.cuda.cudart().cudaHostUnregister(self.values.data_ptr())
+        self.close = weakref.finalize(self, _unpin, cudart, address)
 
     def view(self, begin: int, count: int, dtype: torch.dtype) -> torch.Tensor:
         """Returns `count` elements from byte `begin` on."""
         return self.values[begin : begin + count * dtype.itemsize].view(dtype)
+
+
+def _unpin(cudart: Any, address: int) -> None:
+    if cudart:
+        cudart.cudaHostUnregister(address)

@@ -23,6 +23,7 @@ import torch
 from ....core.errors import StorageError
 from ....core.state_pieces import StatePiece, cut
 from .buffer import PageBuffer
+from .pinned_copies import PinnedCopies
 from .state_file import StateFile
 from .state_store import StateRange
 
@@ -75,6 +76,7 @@ class DiskStates:
         self._area = sum(piece.nbytes for piece in self._pieces)
         self._file = StateFile(folder, self._area)
         self._areas = [0] * len(self._pieces)  # the area that has the piece's values, 0 or 1
+        self._copies = PinnedCopies()
         self._pinned: list[int] | None = None  # the areas that a save reads
         self._free = [PageBuffer(largest, pinned) for _ in range(max(num_buffers, LEAST_BUFFERS))]
         self._ahead: deque[_Loan] = deque()  # pieces whose reads are started, in the order of the next update
@@ -97,7 +99,8 @@ class DiskStates:
         self._drop_ahead()
         for piece, low, high in parts:
             # A copy: torch would not free the memory of parameters again once numpy has seen it.
-            part = values[low - begin : high - begin].to("cpu", self.dtypes[slot], copy=True)
+            part = torch.empty(high - low, dtype=self.dtypes[slot])
+            self._copies.copy(part, values[low - begin : high - begin])
             before = self._begin(piece)
             if self._take_area(piece):
                 self._copy(piece, before)

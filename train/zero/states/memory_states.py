@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 
 from .buffer import PageBuffer
+from .pinned_copies import PinnedCopies
 from .state_store import StateRange
 
 
@@ -24,6 +25,7 @@ class MemoryStates:
     ) -> None:
         self.dtypes, self.device, self._sizes = dtypes, device, sizes
         self._buffers: list[PageBuffer] = []
+        self._copies = PinnedCopies()
 
         def zeros(size: int, dtype: torch.dtype) -> torch.Tensor:
             if not pinned:
@@ -39,7 +41,7 @@ class MemoryStates:
 
     def write(self, slot: str, bucket: int, begin: int, values: torch.Tensor) -> None:
         """Copies values to their place."""
-        self._tensors[slot][bucket][begin : begin + values.numel()].copy_(values)
+        self._copies.copy(self._tensors[slot][bucket][begin : begin + values.numel()], values)
 
     def read_ahead(self, buckets: Sequence[int]) -> None:
         """Does nothing."""

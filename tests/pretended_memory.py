@@ -1,0 +1,89 @@
+"""Memory of the host beside a pretended GPU: what CUDA has pinned, and copies that end only once they are awaited.
+
+A copy that does not wait has no result before its stream is synchronized: until then memory of the host that it writes
+holds bytes of ones (NaN), and memory that it reads must not change.
+"""
+
+import threading
+from dataclasses import dataclass, field
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+_ALREADY_REGISTERED = 712
+
+
+def _span(values: torch.Tensor) -> tuple[int, int]:
+    """Returns the addresses of the first byte of a tensor's elements and of the end of the last."""
+    last = sum((size - 1) * stride for size, stride in zip(values.shape, values.stride(), strict=True))
+    return values.data_ptr(), values.data_ptr() + (last + 1) * values.element_size()
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A copy under way.
+
+    Attributes:
+        host: the tensor on the host.
+        values: what it holds once the copy has ended.
+        writes: whether the copy writes it.
+    """
+
+    host: torch.Tensor
+    values: torch.Tensor
+    writes: bool
+
+
+@dataclass
+class PretendedMemory:
+    """CUDA's runtime and its one stream.
+
+    Attributes:
+        pinned: the size of each run of pinned memory, by its address.
+        num_synchronized: how often the stream was awaited.
+    """
+
+    pinned: dict[int, int] = field(default_factory=dict)
+    num_synchronized: int = 0
+    _under_way: list[_Copy] = field(default_factory=list)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
+        """Pins memory; returns 0, or the code of an error."""
+        if any(address < begin + size and begin < address + nbytes for begin, size in self.pinned.items()):
+            return _ALREADY_REGISTERED
+        self.pinned[address] = nbytes
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:
+        """Takes memory back; returns 0."""
+        del self.pinned[address]
+        return 0
+
+    def is_pinned(self, values: torch.Tensor) -> bool:
+        """Returns whether all of a tensor of the host is pinned."""
+        low, high = _span(values)
+        return any(begin <= low and high <= begin + size for begin, size in self.pinned.items())
+
+    def start_read(self, host: torch.Tensor) -> None:
+        """Begins a copy from a tensor of the host, which does not wait."""
+        with self._lock:
+            self._under_way.append(_Copy(host.detach(), host.detach().clone(), writes=False))
+
+    def start_write(self, host: torch.Tensor, values: torch.Tensor) -> None:
+        """Begins a copy to a tensor of the host, which does not wait."""
+        with self._lock, torch.no_grad():
+            host.detach().view(torch.uint8).fill_(0xFF)
+            self._under_way.append(_Copy(host.detach(), values.detach().to(host.dtype, copy=True), writes=True))
+
+    def synchronize(self) -> None:
+        """Ends all copies."""
+        with self._lock, _disable_current_modes(), torch.no_grad():
+            self.num_synchronized += 1
+            while self._under_way:
+                copy = self._under_way.pop(0)
+                if copy.writes:
+                    copy.host.copy_(copy.values)
+                else:
+                    before, now = (each.reshape(-1).view(torch.uint8) for each in (copy.values, copy.host))
+                    assert torch.equal(before, now), "memory of the host changed while it was copied to the GPU"
