@@ -10,12 +10,12 @@ from typing import Any, Final
 from ..observability.request_record import trace_of
 from ..requests.completion import Completion, CompletionBuilder
 from ..requests.events import Delta, Finished, PromptLogprobs, Started, Usage
-from ..server.access.tokens import Caller
 from ..server.request.deadline import deadline_of, ended_by
 from ..server.request.request_ids import METADATA_KEY
 from ..server.service import INLINE_LOGPROBS
 from .asked import AskedCompletion, Read
 from .choices import Dialect, reason_of, usage_of
+from .router import HttpCall
 from .served import Numbered, ServedModel, running_all
 from .transport.json_body import parsed
 from .transport.messages import EVENTS, JSON, LAST_EVENT, HttpRequest, Reply, dumped, event_of
@@ -37,19 +37,18 @@ class Completions:
     def __init__(self, model: ServedModel, read: Read, dialect: Dialect) -> None:
         self._model, self._read, self._dialect = model, read, dialect
 
-    async def __call__(self, request: HttpRequest, caller: Caller, reply: Reply) -> None:
-        model, request_id = self._model, request.header(METADATA_KEY) or request.id
-        trace = trace_of(request.headers)
-        with model.log.request(request.call, caller.principal, request.id, trace, request.client) as record:
-            deadline = record.deadline = _deadline(request)
-            async with ended_by(deadline):
-                asked = await parsed(request.body, lambda body: self._read(body, request_id))
-                model.log.describe(record, *(each.prompt for each in asked.requests))
-                requests = [replace(each, deadline=deadline) for each in asked.requests]
-                async with running_all(model, requests, caller, record) as events:
-                    answer = _Answer(self._dialect, asked, model, request.id, await anext(events))
-                    finish = await (answer.stream if asked.is_streamed else answer.whole)(events, reply)
-            await finish()  # a client that takes its time is not late
+    async def __call__(self, request: HttpRequest, call: HttpCall, reply: Reply) -> None:
+        model, record, request_id = self._model, call.record, request.header(METADATA_KEY) or request.id
+        record.runs, record.trace = True, trace_of(request.headers)
+        deadline = record.deadline = _deadline(request)
+        async with ended_by(deadline):
+            asked = await parsed(request.body, lambda body: self._read(body, request_id))
+            model.log.describe(record, *(each.prompt for each in asked.requests))
+            requests = [replace(each, deadline=deadline) for each in asked.requests]
+            async with running_all(model, requests, call) as events:
+                answer = _Answer(self._dialect, asked, model, request.id, await anext(events))
+                finish = await (answer.stream if asked.is_streamed else answer.whole)(events, reply)
+        await finish()  # a client that takes its time is not late
 
 
 class _Answer:

@@ -6,11 +6,10 @@ from typing import Final
 from ..observability.exposition import MetricsCollector, exposed
 from ..observability.tally import RequestTally
 from ..server.access.callers import Callers
-from ..server.access.tokens import Caller
 from ..server.options import ServerOptions
 from ..server.request.request_log import RequestLog
 from ..server.runner import RequestRunner
-from .router import HttpRoute, HttpRouter
+from .router import HttpCall, HttpRoute, HttpRouter
 from .transport.listener import Listener
 from .transport.messages import HttpRequest, Reply
 from .transport.origins import OriginRules
@@ -39,7 +38,7 @@ class MetricsPort(Listener):
 def metrics_route(metrics: MetricsCollector, role: str | None) -> HttpRoute:
     """Returns the route of metrics for callers of a role; None = for all."""
 
-    async def answer(request: HttpRequest, caller: Caller, reply: Reply) -> None:
+    async def answer(request: HttpRequest, call: HttpCall, reply: Reply) -> None:
         body, media_type = await asyncio.to_thread(exposed, metrics, request.header("accept"))
         await reply.whole(200, media_type, body)
 

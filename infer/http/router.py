@@ -14,10 +14,20 @@ from .transport.messages import JSON, HttpRequest, Reply, dumped, event_of
 from .transport.origins import OriginRules
 from .transport.problems import HttpProblem, body_of, headers_of, status_of
 
-Handler = Callable[[HttpRequest, Caller, Reply], Awaitable[None]]
 UNKNOWN: Final = "(unknown)"  # the path of a call without a route, in the log
 _METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"))
 _LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class HttpCall:
+    """A call of a caller who may make it, and what the log says of it."""
+
+    caller: Caller
+    record: RequestRecord
+
+
+Handler = Callable[[HttpRequest, HttpCall, Reply], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,7 @@ class HttpRouter:
         routes: the routes by path; but for "/" itself, one that ends with "/" has all paths below it.
         callers: identifies the callers by their tokens.
         origins: says where requests may come from.
-        log: the log of calls, which has those that reach no handler.
+        log: the log of calls.
     """
 
     def __init__(
@@ -56,9 +66,9 @@ class HttpRouter:
             request, call=f"{request.method if request.method in _METHODS else 'OTHER'} {name or UNKNOWN}"
         )
         try:
-            with self._log.refusals(request.call, client=request.client, request_id=request.id) as record:
+            with self._log.call(request.call, request.client, request.id) as record:
                 handler, caller = self._admitted(request, self._routes.get(name), record)
-            await handler(request, caller, reply)
+                await handler(request, HttpCall(caller, record), reply)
         except (ConnectionError, TimeoutError):  # of the connection: no one reads an answer
             raise
         except Exception as error:

@@ -6,7 +6,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from ..observability.exposition import MetricsCollector
-from ..server.access.tokens import ADMIN, Caller
+from ..server.access.tokens import ADMIN
 from ..server.errors import UnknownModel
 from ..server.lifecycle.lifecycle import ServerState
 from .asked import read_chat, read_completion
@@ -14,7 +14,7 @@ from .choices import ChatDialect, TextDialect
 from .completions import Completions
 from .metrics_port import PATH, metrics_route
 from .page.files import page_routes
-from .router import Handler, HttpRoute
+from .router import HttpCall, HttpRoute
 from .served import ServedModel
 from .transport.messages import HttpRequest, Reply, send_json
 from .transport.problems import retry_headers
@@ -25,41 +25,32 @@ _MODELS: Final = "/v1/models/"  # followed by the name of one
 def routes_of(model: ServedModel, metrics: MetricsCollector) -> Mapping[str, HttpRoute]:
     """Returns the routes of a model by their paths."""
 
-    async def health(request: HttpRequest, caller: Caller, reply: Reply) -> None:
+    async def health(request: HttpRequest, call: HttpCall, reply: Reply) -> None:
         state = model.state
         is_serving = state is ServerState.SERVING
         headers = () if is_serving else retry_headers(503, model.retry_after)
         await send_json(reply, {"status": state.value}, 200 if is_serving else 503, headers)
 
-    async def models(request: HttpRequest, caller: Caller, reply: Reply) -> None:
+    async def models(request: HttpRequest, call: HttpCall, reply: Reply) -> None:
         await send_json(reply, {"object": "list", "data": [_described(model, name) for name in model.info.names]})
 
-    async def one_model(request: HttpRequest, caller: Caller, reply: Reply) -> None:
+    async def one_model(request: HttpRequest, call: HttpCall, reply: Reply) -> None:
         name = unquote(request.path.removeprefix(_MODELS))
         if name not in model.info.names:
             raise UnknownModel(f"The model {name[:200]!r} is not served here.")
         await send_json(reply, _described(model, name))
 
-    async def load(request: HttpRequest, caller: Caller, reply: Reply) -> None:
+    async def load(request: HttpRequest, call: HttpCall, reply: Reply) -> None:
         await send_json(reply, {"state": model.state.value, **asdict(model.load)})
-
-    def counted(handler: Handler) -> Handler:
-        """Returns the handler of a call that runs no request, so that the log has its refusals."""
-
-        async def answer(request: HttpRequest, caller: Caller, reply: Reply) -> None:
-            with model.log.refusals(request.call, caller.principal, request.client, request.id):
-                await handler(request, caller, reply)
-
-        return answer
 
     return {
         **page_routes(),
         "/health": HttpRoute(health, role=None),
         # What other callers do is for operators only, here as on the wire.
-        "/load": HttpRoute(counted(load), role=ADMIN),
+        "/load": HttpRoute(load, role=ADMIN),
         PATH: metrics_route(metrics, ADMIN),
-        "/v1/models": HttpRoute(counted(models)),
-        _MODELS: HttpRoute(counted(one_model)),
+        "/v1/models": HttpRoute(models),
+        _MODELS: HttpRoute(one_model),
         "/v1/completions": HttpRoute(Completions(model, read_completion, TextDialect()), "POST"),
         "/v1/chat/completions": HttpRoute(Completions(model, read_chat, ChatDialect()), "POST"),
     }

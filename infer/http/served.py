@@ -9,10 +9,10 @@ from ..requests.asked_request import AskedRequest
 from ..requests.events import ModelInfo, SentEvent
 from ..requests.streams import EventStream
 from ..scheduling.books import EngineLoad
-from ..server.access.tokens import Caller
 from ..server.lifecycle.lifecycle import ServerState
 from ..server.request.request_log import RequestLog
 from ..server.runner import RequestRunner
+from .router import HttpCall
 
 Numbered = tuple[int, SentEvent]
 
@@ -59,29 +59,27 @@ class ServedModel:
         """The seconds until a server that takes no requests may take some again, if it knows."""
         return self._runner.lifecycle.retry_after
 
-    def running(
-        self, asked: AskedRequest, caller: Caller, record: RequestRecord
-    ) -> AbstractAsyncContextManager[EventStream]:
+    def running(self, asked: AskedRequest, call: HttpCall) -> AbstractAsyncContextManager[EventStream]:
         """Returns the context in which a request runs in the engine; its value has the request's events.
 
         Raises:
             TkError: here, or when the context is entered: the request is refused.
         """
+        record = call.record
         record.params = asked.params
 
         async def admit(request_id: str) -> None:
             """Sends nothing: the head of an answer is sent with its first event, which has the id."""
             record.request_id = record.request_id or request_id
 
-        return self._runner.run(asked, caller, admit)
+        return self._runner.run(asked, call.caller, admit)
 
 
 @asynccontextmanager
 async def running_all(
     model: ServedModel,
     requests: Sequence[AskedRequest],
-    caller: Caller,
-    record: RequestRecord,
+    call: HttpCall,
 ) -> AsyncIterator[AsyncIterator[Numbered]]:
     """Runs requests while the body runs, and yields their events with the number of each event's request.
 
@@ -91,15 +89,15 @@ async def running_all(
         TkError: a request is refused; those before it end.
     """
     async with AsyncExitStack() as stack:
-        streams = [await stack.enter_async_context(model.running(request, caller, record)) for request in requests]
-        record.admit(record.request_id)
+        streams = [await stack.enter_async_context(model.running(request, call)) for request in requests]
+        call.record.admit(call.record.request_id)
         if len(streams) == 1:
-            yield _seen(_numbered(streams[0]), record)
+            yield _seen(_numbered(streams[0]), call.record)
             return
         queue: asyncio.Queue[Numbered | Exception | None] = asyncio.Queue(maxsize=1)
         pumps = [asyncio.create_task(_pump(number, stream, queue)) for number, stream in enumerate(streams)]
         try:
-            yield _seen(_merged(queue, len(pumps)), record)
+            yield _seen(_merged(queue, len(pumps)), call.record)
         finally:
             for pump in pumps:
                 pump.cancel()

@@ -34,6 +34,7 @@ class RequestRecord:
         request_id: the request's name; a request that is refused before it has one has the caller's.
         client: the address of the connection's other end.
         trace: the caller's trace context, by the names of its headers; empty if it sent none.
+        runs: whether the call is for a request to the engine.
         operation: the kind of the request: text_completion, chat or score.
         params: the sampling options, once they are read.
         values: tokens, times in seconds, and the prompt if prompts are logged.
@@ -54,6 +55,7 @@ class RequestRecord:
     request_id: str = ""
     client: str = ""
     trace: Mapping[str, str] = field(default_factory=dict)
+    runs: bool = False
     operation: str = "text_completion"
     params: SamplingParams | None = None
     values: dict[str, Any] = field(default_factory=dict)

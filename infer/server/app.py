@@ -11,6 +11,7 @@ from ...proto.v1 import generation_pb2 as pb
 from ..observability.observer import Observer, Observers
 from ..observability.tally import RequestTally
 from .access.callers import Callers, TokenCallers
+from .access.tokens import ADMIN, GENERATE
 from .admin import ADMIN_SERVICE, AdminService
 from .engine_protocol import ServedEngine
 from .lifecycle.health import READINESS, Health
@@ -19,8 +20,7 @@ from .open_inference.service import OPEN_INFERENCE, OpenInferenceService
 from .options import ServerOptions
 from .ports import listen, make_health_port, make_port
 from .reload.reloads import Reloads
-from .request.calls import PlainCalls
-from .request.messages import add_service
+from .request.calls import Calls
 from .request.request_log import RequestLog
 from .runner import RequestRunner
 from .service import GenerationService
@@ -100,10 +100,11 @@ class Server:
         self._port = make_port(callers, health, names, log, most)
         self._admin_port = self._port if alone else make_port(callers, health, (ADMIN_SERVICE,), log, most)
         services = pb.DESCRIPTOR.services_by_name
-        admin = AdminService(self._runner, self.drain, reloads, PlainCalls(callers, log))
-        add_service(self._port, services["Generation"], GenerationService(self._runner, callers, log), callers, log)
-        add_service(self._port, OPEN_INFERENCE, OpenInferenceService(self._runner, callers, log), callers, log)
-        add_service(self._admin_port, services["Admin"], admin, callers, log)
+        generating, operating = Calls(callers, log, GENERATE), Calls(callers, log, ADMIN)
+        generating.add_service(self._port, services["Generation"], GenerationService(self._runner, log))
+        generating.add_service(self._port, OPEN_INFERENCE, OpenInferenceService(self._runner, log))
+        admin = AdminService(self._runner, self.drain, reloads)
+        operating.add_service(self._admin_port, services["Admin"], admin)
 
     def _observer(self) -> Observer:
         """Returns the observers of requests that the options ask for."""

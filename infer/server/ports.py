@@ -44,7 +44,7 @@ def make_port(
     callers: Callers, health: Health, services: Sequence[str], log: RequestLog, max_connections: int
 ) -> grpc.aio.Server:
     """Returns a server with health and reflection that does not listen yet; the caller adds `services`, full names."""
-    server = make_grpc_server([Guard(callers, log)], _options(max_connections))
+    server = make_grpc_server([Guard(callers, log, services)], _options(max_connections))
     health.add_to(server)
     add_reflection(server, (*services, HEALTH_SERVICE))
     return server

@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from ...server.access.tokens import Caller
-from ..router import HttpRoute
+from ..router import HttpCall, HttpRoute
 from ..transport.messages import Headers, HttpRequest, Reply
 
 FILES: Final = (
@@ -34,7 +33,7 @@ def page_routes() -> dict[str, HttpRoute]:
 
 
 def _route(content: bytes, media_type: str) -> HttpRoute:
-    async def send(request: HttpRequest, caller: Caller, reply: Reply) -> None:
+    async def send(request: HttpRequest, call: HttpCall, reply: Reply) -> None:
         await reply.whole(200, media_type, content, HEADERS)
 
     return HttpRoute(send, role=None)

@@ -1,15 +1,15 @@
 """grpc.health.v1 for the server: the service "" is its liveness, "tk.v1.Generation" its readiness for requests."""
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 import grpc
-from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2
 
 from ..grpc_server import add_methods
-from ..request.messages import make_handlers, read_short_message
-from ..status import abort
+from ..request.messages import ServeCall, make_handler, only_message, read_short_message
+from ..status import abort, answered
 
 LIVENESS: Final = ""
 READINESS: Final = "tk.v1.Generation"
@@ -17,7 +17,6 @@ HEALTH_SERVICE: Final = health.SERVICE_NAME
 _SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
 _UNKNOWN: Final = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-_METHODS: Final = ("Check", "Watch")
 
 
 class Health:
@@ -35,7 +34,9 @@ class Health:
     def add_to(self, server: grpc.aio.Server) -> None:
         """Adds the health service to a server."""
         methods = health_pb2.DESCRIPTOR.services_by_name["Health"].methods_by_name
-        add_methods(server, HEALTH_SERVICE, make_handlers([methods[name] for name in _METHODS], self, _read))
+        answers = {"Check": self.Check, "Watch": self.Watch}
+        handlers = {name: make_handler(methods[name], _served(answer)) for name, answer in answers.items()}
+        add_methods(server, HEALTH_SERVICE, handlers)
 
     def set_ready(self) -> None:
         """Reports that the server accepts requests."""
@@ -77,5 +78,10 @@ class Health:
         self._changed = asyncio.Event()
 
 
-async def _read(name: str, raw: bytes, context: grpc.aio.ServicerContext) -> Message:
-    return read_short_message(health_pb2.HealthCheckRequest, raw)
+def _served(answer: Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]) -> ServeCall:
+    async def serve(raws: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> Any:
+        async with answered(context):
+            message = read_short_message(health_pb2.HealthCheckRequest, await only_message(context))
+        return await answer(message, context)
+
+    return serve

@@ -5,19 +5,15 @@ spend seconds of the event loop. So the bytes are walked first, long ones on ano
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, NoReturn
 
 import grpc
-from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor, ServiceDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from ....core.errors import InvalidRequest
-from ..access.callers import Callers
-from ..grpc_server import add_methods
-from ..status import answered, client_of
-from .request_log import RequestLog
 
 MAX_FIELDS: Final = 20_000  # of one message, at any depth; a packed list, like a text, is one
 MAX_NAME_BYTES: Final = 16_384  # of a text that is none of _TEXTS
@@ -34,63 +30,23 @@ _TEXTS: Final = frozenset(
     )
 )
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-ReadMessage = Callable[[str, bytes, grpc.aio.ServicerContext], Awaitable[Message]]
+# Answers a call, whose messages come from the iterator, or from the context.
+ServeCall = Callable[[AsyncIterator[bytes], grpc.aio.ServicerContext], Awaitable[Any]]
 _FIXED_SIZES: Final = ((_FIXED64, 8), (_FIXED32, 4))
 
 
-def add_service(
-    server: grpc.aio.Server, service: ServiceDescriptor, servicer: Any, callers: Callers, log: RequestLog
-) -> None:
-    """Adds a service to a server; its calls get messages that `read_message` has checked.
-
-    Args:
-        server: the server.
-        service: the description of the service.
-        servicer: has a method per call of the service, for one message, or for an iterator over those of a stream.
-        callers: identifies the callers.
-        log: the log of calls, which has those that are refused because of their messages.
-    """
-    kinds = {method.name: GetMessageClass(method.input_type) for method in service.methods}
-
-    async def read(name: str, raw: bytes, context: grpc.aio.ServicerContext) -> Message:
-        with log.refusals(name, client=client_of(context)) as record:
-            record.principal = callers.identify(context.invocation_metadata()).principal
-            inline = len(raw) <= INLINE_BYTES
-            return read_message(kinds[name], raw) if inline else await asyncio.to_thread(read_message, kinds[name], raw)
-
-    add_methods(server, service.full_name, make_handlers(service.methods, servicer, read))
-
-
-def make_handlers(
-    methods: Iterable[MethodDescriptor], servicer: Any, read: ReadMessage
-) -> dict[str, grpc.RpcMethodHandler]:
-    """Returns the handlers of methods, by name, for messages that `read` makes of a method's name and bytes."""
-    return {method.name: _handler(method, getattr(servicer, method.name), read) for method in methods}
-
-
-def _handler(
-    method: MethodDescriptor, answer: Callable[[Any, Any], Awaitable[Any]], read: ReadMessage
-) -> grpc.RpcMethodHandler:
+def make_handler(method: MethodDescriptor, serve: ServeCall) -> grpc.RpcMethodHandler:
     """Returns the handler of a method. One of a single message takes it from a stream, as it can wait for it then.
 
     grpc.aio's own handlers of a single message wait forever, and end a call without one with no status at all.
     """
-
-    async def read_and_answer(raws: object, context: grpc.aio.ServicerContext) -> Any:
-        async with answered(context):
-            message = await read(method.name, await _only_message(context), context)
-        return await answer(message, context)
-
-    async def answer_stream(raws: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> Any:
-        return await answer((await read(method.name, raw, context) async for raw in raws), context)
-
     to_bytes = GetMessageClass(method.output_type).SerializeToString
     is_stream = method.server_streaming
     make = grpc.stream_stream_rpc_method_handler if is_stream else grpc.stream_unary_rpc_method_handler
-    return make(answer_stream if method.client_streaming else read_and_answer, response_serializer=to_bytes)
+    return make(serve, response_serializer=to_bytes)
 
 
-async def _only_message(context: grpc.aio.ServicerContext) -> bytes:
+async def only_message(context: grpc.aio.ServicerContext) -> bytes:
     """Returns the first message of a call that has one; raises InvalidRequest if none comes, or not in time.
 
     An iterator over the call's messages, which would not be read to its end, keeps the last one until a search for

@@ -11,9 +11,8 @@ import asyncio
 import datetime
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Any, Final
 
 import grpc
@@ -25,10 +24,8 @@ from ...observability.request_record import RequestRecord
 from ...requests.prompts import Conversation, GivenPrompt
 from ..status import text_for_client
 from .known_names import known_name
-from .request_ids import is_id
 
 _LOG: Final = logging.getLogger(__name__)
-_NO_TRACE: Final[Mapping[str, str]] = MappingProxyType({})
 # The caller has gone, or its deadline has passed.
 _GONE: Final = (asyncio.CancelledError, grpc.aio.BaseError, ConnectionError, TimeoutError)
 
@@ -47,49 +44,36 @@ class RequestLog:
         self._timer: asyncio.TimerHandle | None = None
 
     @contextmanager
-    def request(
-        self, method: str, principal: str, request_id: str, trace: Mapping[str, str] = _NO_TRACE, client: str = ""
-    ) -> Iterator[RequestRecord]:
-        """A context around a request, at the end of which its line is written; errors pass through it.
+    def call(self, method: str, client: str = "", request_id: str = "") -> Iterator[RequestRecord]:
+        """A context around a call, which fills the call's record; errors pass through it.
+
+        The call has a line at its end if it is for a request, or if a TkError ends it.
 
         Args:
             method: the call.
-            principal: the caller.
-            request_id: the caller's name for the request, or "".
-            trace: the caller's trace context.
             client: the address of the connection's other end.
+            request_id: the caller's name for the call, or "".
         """
-        record = RequestRecord(method, principal, request_id if is_id(request_id) else "", client, trace)
+        record = RequestRecord(method, request_id=request_id, client=client)
         try:
             yield record
         except BaseException as error:
-            self._fail(record, error)
+            if record.runs or isinstance(error, TkError):
+                self._fail(record, error)
             raise
         finally:
-            record.values["total_seconds"] = round(record.seconds(), 6)
-            if record.admitted is None and record.error is not None:
-                self._write_one_of_many(record)
-            else:
-                _write(record)
-            self._observer.end(record)
+            self._end(record)
             record.error = None  # whose traceback has the record: they would stay until garbage is searched for
 
-    @contextmanager
-    def refusals(
-        self, method: str, principal: str = "", client: str = "", request_id: str = ""
-    ) -> Iterator[RequestRecord]:
-        """A context around a part of a call that runs no request; it has a line only if a TkError ends it.
-
-        The body may still change the record, which it gets.
-        """
-        record = RequestRecord(method, principal, request_id, client)
-        try:
-            yield record
-        except TkError as error:
-            self._fail(record, error)
+    def _end(self, record: RequestRecord) -> None:
+        if record.runs:
+            record.values["total_seconds"] = round(record.seconds(), 6)
+        if record.admitted is None and record.error is not None:
             self._write_one_of_many(record)
-            record.error = None  # as above
-            raise
+        elif record.runs:
+            _write(record)
+        if record.runs:
+            self._observer.end(record)
 
     def refuse(self, method: str, error: TkError, client: str = "", request_id: str = "") -> None:
         """Writes the line of a call that was refused before it could be read, and counts it."""

@@ -4,7 +4,7 @@ import asyncio
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -16,11 +16,11 @@ from tk.infer.engine import Engine
 from tk.infer.observability.observer import Observers
 from tk.infer.observability.tally import RequestTally
 from tk.infer.options import EngineOptions
-from tk.infer.server.access.callers import Callers
 from tk.infer.server.access.tokens import Caller
 from tk.infer.server.lifecycle.health import Health
 from tk.infer.server.lifecycle.lifecycle import Lifecycle
 from tk.infer.server.reload.model_switch import ModelSwitch
+from tk.infer.server.request.calls import GrpcCall
 from tk.infer.server.request.request_log import RequestLog
 from tk.infer.server.runner import RequestRunner
 from tk.infer.server.service import GenerationService
@@ -66,31 +66,18 @@ def counter() -> Iterator[CallCounter]:
     threading.setprofile(None)
 
 
-class NamedCallers(Callers):
-    """Callers whose only metadata is their name."""
+class Context:
+    """The context of a call, whose messages no one reads."""
 
-    def identify(self, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
-        return Caller(str(next(iter(metadata))[1]))
-
-
-class Call:
-    """The context of a call, whose messages go to nobody."""
-
-    def __init__(self, caller: str, workers: SteppedWorkers) -> None:
-        self._caller, self._workers = caller, workers
+    def __init__(self, workers: SteppedWorkers) -> None:
+        self._workers = workers
         self.num_tokens = 0
 
-    def time_remaining(self) -> None:
-        return None
-
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        return (("caller", self._caller),)
-
-    def peer(self) -> str:
-        return "ipv4:127.0.0.1:1"
+        return ()
 
     async def send_initial_metadata(self, metadata: object) -> None:
-        """Nobody reads it."""
+        """Sends nothing."""
 
     async def write(self, message: pb.GenerateResponse) -> None:
         if message.WhichOneof("event") == "delta":
@@ -99,10 +86,15 @@ class Call:
 
 
 async def generate(
-    service: GenerationService, workers: SteppedWorkers, length: int, callers: int, output: dict[str, int]
+    service: GenerationService,
+    log: RequestLog,
+    workers: SteppedWorkers,
+    length: int,
+    callers: int,
+    output: dict[str, int],
 ) -> None:
     """Makes all calls at once, each with a prompt of its own."""
-    calls = [Call(f"caller-{number % callers}", workers) for number in range(STREAMS)]
+    contexts = [Context(workers) for _ in range(STREAMS)]
     requests = [
         pb.GenerateRequest(
             tokens={"ids": [length, number, 1]},
@@ -112,9 +104,14 @@ async def generate(
         )
         for number in range(STREAMS)
     ]
-    works = (service.Generate(request, cast(Any, call)) for request, call in zip(requests, calls, strict=True))
-    await asyncio.gather(*works)
-    assert [call.num_tokens for call in calls] == [length] * STREAMS
+
+    async def call(number: int) -> None:
+        with log.call("Generate") as record:
+            caller = Caller(f"caller-{number % callers}")
+            await service.Generate(requests[number], GrpcCall(cast(Any, contexts[number]), caller, record, None))
+
+    await asyncio.gather(*(call(number) for number in range(STREAMS)))
+    assert [context.num_tokens for context in contexts] == [length] * STREAMS
 
 
 @pytest.mark.parametrize(
@@ -149,11 +146,12 @@ def test_a_token_takes_few_calls(
         lifecycle, observer = Lifecycle(Health()), Observers([RequestTally()])
         lifecycle.set_loaded()
         runner = RequestRunner(switch, lifecycle, observer=observer)
-        service = GenerationService(runner, NamedCallers(), RequestLog(observer=observer))
+        log = RequestLog(observer=observer)
+        service = GenerationService(runner, log)
         found = []
         for length in (FEW, MANY):
             before = counter.calls.copy()
-            await generate(service, made[0], length, callers, output)
+            await generate(service, log, made[0], length, callers, output)
             found.append(counter.calls - before)
         return found
 

@@ -132,8 +132,13 @@ def test_prompts_are_logged_where_the_operator_asks(engine: FakeEngine, caplog: 
 
 
 def test_an_error_passes_through(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ZeroDivisionError), RequestLog().request("Generate", "alice", "x"):
-        raise ZeroDivisionError
+    def fail() -> None:
+        with RequestLog().call("Generate") as record:
+            record.runs, record.principal = True, "alice"
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert 'principal=alice client="" method=Generate status=INTERNAL total_seconds=' in caplog.text
 
 
