@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tk.checkpoint.read.reader import Checkpoint
 from tk.tests.train.conftest import Configure
+from tk.tests.train.run_training import make_trainer
 
 pytestmark = pytest.mark.gpu
 
@@ -45,3 +47,21 @@ def test_cuda_and_cpu_train_alike_in_fp32(
     # The memory that torch holds for a tiny model on the GPU, not the hundreds of megabytes of a process.
     assert max(line["memory_bytes"] for line in cuda) < 100 << 20 < min(line["memory_bytes"] for line in cpu)
     assert Checkpoint.open(tmp_path / "cuda").step == 20
+
+
+def test_activations_on_the_host_leave_memory_of_the_gpu(configure: Configure) -> None:
+    """The last step of two runs of a model with more activations than parameters."""
+    losses, peaks = [], []
+    for place in ("none", "cpu"):
+        config = configure(
+            model={"num_hidden_layers": 12, "hidden_size": 128},
+            train={"micro_batch_size": 64, "global_batch_size": 128, "deterministic": True},
+            offload={"activations": place},
+        )
+        trainer = make_trainer(config, device=torch.device("cuda"))
+        trainer.step()
+        torch.cuda.reset_peak_memory_stats()
+        losses.append(trainer.step().loss)
+        peaks.append(torch.cuda.max_memory_allocated())
+    assert losses[0] == losses[1]
+    assert peaks[1] < peaks[0] / 2

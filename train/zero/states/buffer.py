@@ -26,8 +26,7 @@ class PageBuffer:
     """
 
     def __init__(self, nbytes: int, pinned: bool = False) -> None:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        self.memory = memoryview(mmap.mmap(-1, max(nbytes, 1), flags=flags))[:nbytes]
+        self.memory = memoryview(_map(max(nbytes, 1)))[:nbytes]
         self.values = torch.frombuffer(self.memory, dtype=torch.uint8) if nbytes else torch.empty(0, dtype=torch.uint8)
         address = self.values.data_ptr()
         cudart: Any = torch.cuda.cudart() if pinned and nbytes else None
@@ -43,6 +42,16 @@ class PageBuffer:
     def view(self, begin: int, count: int, dtype: torch.dtype) -> torch.Tensor:
         """Returns `count` elements from byte `begin` on."""
         return self.values[begin : begin + count * dtype.itemsize].view(dtype)
+
+
+def _map(nbytes: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise TkError(
+            f"This machine gives no {nbytes} bytes of memory for offload: {error.strerror}. Offload less, or to disk "
+            "([offload]), or raise the limit of this process (ulimit -v); tk plan shows the memory of the host."
+        ) from error
 
 
 def _unpin(cudart: Any, address: int) -> None:

@@ -46,3 +46,8 @@ def test_memory_that_cannot_be_pinned_is_refused_with_a_remedy(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "cudart", lambda: Cudart(2))
     with pytest.raises(TkError, match=r"cannot pin 4096 bytes .* \(ulimit -l\)"):
         PageBuffer(4096, pinned=True)
+
+
+def test_memory_that_there_is_not_is_refused_with_its_size() -> None:
+    with pytest.raises(TkError, match=f"gives no {2**60} bytes of memory for offload: Cannot allocate memory"):
+        PageBuffer(2**60)

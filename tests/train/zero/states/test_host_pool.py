@@ -2,6 +2,10 @@
 
 from random import Random
 
+import pytest
+import torch
+
+from tk.tests.train.zero.states.test_buffer import Cudart
 from tk.train.zero.states.buffer import PageBuffer
 from tk.train.zero.states.host_pool import SLACK, HostPool
 
@@ -32,6 +36,18 @@ def test_a_buffer_that_fits_nothing_makes_room_for_another() -> None:
     assert pool.in_use == 0
     assert pool.take(9000).memory.nbytes == 9000
     assert pool.held == 9000
+
+
+def test_what_is_given_up_is_pinned_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    cudart = Cudart()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    pool = HostPool(pinned=True)
+    pool.give_back(pool.take(5000))
+    assert list(cudart.registered.values()) == [5000]
+    pool.give_back(pool.take(9000))
+    assert list(cudart.registered.values()) == [9000]
+    del pool
+    assert cudart.registered == {}
 
 
 def test_steps_of_the_same_sizes_make_no_buffers_after_the_first_one() -> None:
