@@ -66,6 +66,15 @@ CONFIGURATIONS: Final[Mapping[str, Sections]] = MappingProxyType(
             "recompute": {"mode": "full"},
             "offload": dict.fromkeys(("optimizer", "gradients", "parameters"), "disk"),
         },
+        "dp 2, ZeRO-3, bf16, full, all on disk, vocabulary of 32,000": {
+            "model": {"vocab_size": 32000, "hidden_size": 1536, "intermediate_size": 4096, "num_hidden_layers": 2},
+            "parallel": {"dp": 2},
+            "zero": {"stage": 3},
+            "precision": BF16,
+            "recompute": {"mode": "full"},
+            "offload": dict.fromkeys(("optimizer", "gradients", "parameters"), "disk"),
+            "train": {"global_batch_size": 2, "micro_batch_size": 1, "seq_len": 128, "eval_rows": 2},
+        },
         "experts": {"model": {"architecture": "mixtral", "num_local_experts": 4, "intermediate_size": 512}},
         "experts, full": {
             "model": {"architecture": "mixtral", "num_local_experts": 4, "intermediate_size": 512},

@@ -11,8 +11,7 @@ has 2 / N more: shards in the parameters' dtype, beside masters that went with t
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
-from typing import Final
+from itertools import groupby
 
 from ...core.buckets import Bucket, buckets
 from ...core.dtypes import FP32, by_name
@@ -21,10 +20,8 @@ from ...core.local_params import LocalParam
 from ...core.state_pieces import cut
 from ..config.sections import Tier
 from ..config.train_config import TrainConfig
+from .backward_moments import IN_EXCHANGE, Moment, backward_moments
 from .placed_bytes import TRANSFERS, PlacedBytes
-
-IN_FLIGHT: Final = 3  # buckets of gradients in memory: one is filled while two are exchanged
-RECEIVED: Final = 2  # parts in memory that this rank receives of the buckets that are exchanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +80,10 @@ def model_state_bytes(
     for name, part in parts.items():
         found[part.tier][name] = part.nbytes
     found["none"]["parameters"] += frozen * itemsize
-    if exchanged := _exchanged(config, layout, plans, num_micro_batches):
-        found["none"]["buckets"] = exchanged * FP32.itemsize
     if layout.zero >= 2:
-        largest = sorted((bucket.size for bucket in plans), reverse=True)[:RECEIVED]
-        found["none"]["received parts"] = sum(largest) // layout.group_size * FP32.itemsize
-    if layout.zero == 3:
-        found["none"]["gathered parameters"] = _gathered(params, config.zero.overlap) * itemsize
+        found["none"] |= _backward(config, layout, plans)
+    elif exchanged := _exchanged(config, plans, num_micro_batches):
+        found["none"]["buckets"] = exchanged * FP32.itemsize
     if on_disk := sum(part.buffers(config.offload.buffers) for part in parts.values()):
         found["cpu"]["buffers of files"] = on_disk
     if stages := _transfers(parts):
@@ -97,32 +91,43 @@ def model_state_bytes(
     return PlacedBytes(found["none"], found["cpu"], found["disk"])
 
 
-def _exchanged(config: TrainConfig, layout: Layout, plans: Sequence[Bucket], num_micro_batches: int) -> int:
-    """Returns the most elements of whole gradients that come and go: of the buckets that are filled or exchanged.
+def exchange_copies(config: TrainConfig, layout: Layout, params: Sequence[LocalParam]) -> int:
+    """Returns the bytes that exchanges of gradients take on CPUs beside `model_state_bytes`, from stage 2 on."""
+    moments = _moments(config, layout, buckets(params, layout))
+    fullest = max((each.on_cpu for each in moments), default=0)
+    return fullest - max((each.on_device for each in moments), default=0)
 
-    Below stage 2 gradients that are offloaded are exchanged in a step's last backward pass only. In passes before,
-    those of a whole stage of the pipeline are in memory until the pass ends.
+
+def _moments(config: TrainConfig, layout: Layout, plans: Sequence[Bucket]) -> list[Moment]:
+    itemsize = by_name(config.precision.params).itemsize
+    return list(backward_moments(plans, layout, itemsize, config.zero.overlap)) if layout.zero >= 2 else []
+
+
+def _backward(config: TrainConfig, layout: Layout, plans: Sequence[Bucket]) -> dict[str, int]:
+    """Returns the bytes by part of the fullest moment of a backward pass, from stage 2 on."""
+    fullest = max(_moments(config, layout, plans), key=lambda each: each.on_device)
+    parts = {"buckets": fullest.buckets, "received parts": fullest.received, "one gradient": fullest.gradient}
+    return parts | ({"gathered parameters": fullest.gathered} if layout.zero == 3 else {})
+
+
+def _exchanged(config: TrainConfig, plans: Sequence[Bucket], num_micro_batches: int) -> int:
+    """Returns the most elements of whole gradients that come and go below stage 2, where gradients are offloaded.
+
+    They are exchanged in a step's last backward pass only. In passes before, those of a whole stage of the pipeline are
+    in memory until the pass ends.
     """
-    if layout.zero < 2 and config.offload.gradients == "none":
+    if config.offload.gradients == "none":
         return 0
-    if layout.zero < 2 and num_micro_batches > 1:
+    if num_micro_batches > 1:
         return max(_sums(plans))
     sizes = sorted((bucket.size for bucket in plans), reverse=True)
-    return sum(sizes[:IN_FLIGHT] if config.zero.overlap else sizes)
+    return sum(sizes[: IN_EXCHANGE + 1] if config.zero.overlap else sizes)
 
 
 def _sums(plans: Iterable[Bucket]) -> Iterator[int]:
     """Yields the elements of each stage's buckets."""
     for _, members in groupby(plans, lambda bucket: bucket.stage):
         yield sum(bucket.size for bucket in members)
-
-
-def _gathered(params: Sequence[LocalParam], prefetch: bool) -> int:
-    """Returns the most elements that are gathered at once: a layer, and the next one if it is prefetched."""
-    sizes = [
-        sum(param.size for param in unit if param.trainable) for _, unit in groupby(params, lambda param: param.unit)
-    ]
-    return max(map(sum, pairwise(sizes)), default=sizes[0]) if prefetch else max(sizes)
 
 
 def _transfers(parts: Mapping[str, StatePart]) -> int:

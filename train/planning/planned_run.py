@@ -28,7 +28,7 @@ from .activation_memory import (
     returned_bytes,
     stage_bytes,
 )
-from .model_states import model_state_bytes, state_parts
+from .model_states import exchange_copies, model_state_bytes, state_parts
 from .moved_bytes import Moved, moved_bytes
 from .placed_bytes import PlacedBytes
 from .planned_model import planned_model
@@ -106,10 +106,15 @@ class PlannedRun:
         return PlacedBytes({"activations": min(kept, returned)} | passing, {"offloaded activations": kept})
 
     def cpu_memory(self) -> tuple[int, ...]:
-        """Returns the bytes of all parts on a CPU, and of those that malloc holds free there, of each pipeline rank."""
+        """Returns the bytes of all parts on a CPU, and of what takes memory only there, of each pipeline rank.
+
+        Products have ended when gradients are exchanged, so their blocks and copies of gradients are not there at once.
+        """
+        config, layout = self.config, self.layout
         return tuple(
-            placed.on_cpu + free_bytes(self.shape, stages(self.table, self.layout, pp))
-            for pp, placed in enumerate(self.memory())
+            placed.on_cpu
+            + max(exchange_copies(config, layout, params), free_bytes(self.shape, stages(self.table, layout, pp)))
+            for pp, (placed, params) in enumerate(zip(self.memory(), self.ranks, strict=True))
         )
 
     @property

@@ -9,6 +9,7 @@ from tk.core.config import parse
 from tk.tests.train.conftest import Configure
 from tk.train.config.sections import OffloadSection
 from tk.train.config.train_config import TrainConfig
+from tk.train.planning.model_states import exchange_copies
 from tk.train.planning.planned_run import PlannedRun, prepare_run
 
 
@@ -80,3 +81,15 @@ def test_the_traffic_is_that_of_the_pipeline_rank_with_the_most_parameters(run: 
     sizes = [sum(param.size for param in params) for params in run.ranks]
     assert sum(param.size for param in run.fullest) == max(sizes)
     assert run.work().num_params >= max(sizes), "with padding"
+
+
+def test_on_a_cpu_exchanges_take_copies_once_the_blocks_of_products_are_gone(configure: Configure) -> None:
+    sections: dict[str, Any] = {"parallel": {"dp": 2}, "zero": {"stage": 3}, "precision": {"params": "bf16"}}
+    for seq_len, vocabulary, of_exchanges in ((32, 400, False), (8, 32000, True)):
+        rows = {"seq_len": seq_len, "micro_batch_size": 1}
+        config = configure(model={"vocab_size": vocabulary, "hidden_size": 128}, train=rows, **sections)
+        run = prepare_run(parse(config, TrainConfig, "test"), 2)
+        copies = exchange_copies(run.config, run.layout, run.ranks[0])
+        beside = run.cpu_memory()[0] - run.memory()[0].on_cpu
+        assert (beside == copies) == of_exchanges
+        assert beside >= copies > 0
