@@ -56,7 +56,9 @@ class StateUpdate:
     """
 
     def __init__(self, folder: Path, num_buckets: int) -> None:
-        self.store = DiskStates(dict.fromkeys(SLOTS, torch.float32), [BUCKET] * num_buckets, folder, 8, pinned=False)
+        self.store = DiskStates(
+            [dict.fromkeys(SLOTS, torch.float32)] * num_buckets, [BUCKET] * num_buckets, folder, 8, pinned=False
+        )
         self.order = range(num_buckets)
         self.nbytes = num_buckets * BUCKET * 4 * len(SLOTS)
         self._grads = torch.full((PIECE,), 1e-3)

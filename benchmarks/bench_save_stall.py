@@ -149,7 +149,7 @@ def build(megabytes: int, mesh: "Mesh") -> "Snapshot":
         fill=lambda local, parameter: fill_initial(local, parameter, 0, config.initializer_range),
     )
     optimizer = ShardedAdamW(buffers, OptimizerSection())
-    for slot in optimizer.slots:
+    for slot in table[0].states:
         for _, values in optimizer.runs(slot):
             values.fill_(0.5)  # a page that was never written would be the kernel's page of zeros, read from cache
     return Snapshot(optimizer)

@@ -1,11 +1,13 @@
 """ZeRO's flat buckets of parameters, and the shards of a bucket that each data-parallel rank updates."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
+from operator import attrgetter
 from typing import Final, Literal
 
+from .families import TensorFamily
 from .integers import ceil_div, round_up
 from .layout import Layout
 from .local_params import LocalParam, Piece
@@ -29,7 +31,7 @@ class UpdateRun:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Parameters laid end to end in one flat buffer; those that are updated alike are neighbours.
+    """Parameters of one family laid end to end in one flat buffer; those that are updated alike are neighbours.
 
     Attributes:
         params: the parameters, in the order of the buffer.
@@ -42,6 +44,11 @@ class Bucket:
     offsets: tuple[int, ...]
     runs: tuple[UpdateRun, ...]
     size: int
+
+    @property
+    def family(self) -> TensorFamily:
+        """The family of its parameters: the ranks that share the bucket, and the slots that they keep of it."""
+        return self.params[0].family
 
     @property
     def stage(self) -> int:
@@ -79,25 +86,46 @@ class Shard:
 def buckets(params: Sequence[LocalParam], layout: Layout) -> tuple[Bucket, ...]:
     """Lays trainable parameters into flat buckets, last parameter first: backward finishes them in that order.
 
-    All parameters of a bucket belong to one stage of the pipeline, and at ZeRO stage 3 to one layer. Tied parameters
-    get a bucket of their own, which is then cut in the same way on the first and on the last pipeline rank.
+    All parameters of a bucket belong to one family, to one stage of the pipeline, and at ZeRO stage 3 to one layer.
+    Tied parameters get a bucket of their own, which is then cut in the same way on the first and on the last pipeline
+    rank.
     """
 
     def group_key(param: LocalParam) -> tuple[object, ...]:
         return param.stage, param.tied, param.unit if layout.zero == 3 else None
 
-    result: list[Bucket] = []
-    for _, group in groupby((param for param in reversed(params) if param.trainable), group_key):
-        members: list[LocalParam] = []
-        size = 0
-        for param in group:
-            if members and size + param.size > layout.bucket_size:
-                result.append(_bucket(members, layout.group_size))
-                members, size = [], 0
-            members.append(param)
-            size += param.size
-        result.append(_bucket(members, layout.group_size))
-    return tuple(result)
+    groups = groupby((param for param in reversed(params) if param.trainable), group_key)
+    return tuple(_bucket(members, layout.group_size) for _, group in groups for members in _filled(group, layout))
+
+
+@dataclass(slots=True)
+class _Filling:
+    """A bucket that is being filled.
+
+    Attributes:
+        size: the elements of its parameters.
+        last: the number of its last parameter in backward's order.
+    """
+
+    members: list[LocalParam] = field(default_factory=list)
+    size: int = 0
+    last: int = 0
+
+
+def _filled(params: Iterable[LocalParam], layout: Layout) -> list[list[LocalParam]]:
+    """Fills buckets of all families side by side; a bucket comes before those whose last parameter comes later."""
+    found: list[_Filling] = []
+    filling: dict[TensorFamily, _Filling] = {}
+    for number, param in enumerate(params):
+        family, size = param.family, param.size
+        bucket = filling.get(family)
+        if bucket is None or bucket.size + size > layout.bucket_size:
+            bucket = filling[family] = _Filling()
+            found.append(bucket)
+        bucket.members.append(param)
+        bucket.size += size
+        bucket.last = number
+    return [bucket.members for bucket in sorted(found, key=attrgetter("last"))]
 
 
 def _bucket(params: list[LocalParam], group_size: int) -> Bucket:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 from .errors import ParallelError
+from .families import TensorFamily
 from .geometry import Box
 from .integers import ceil_div
 from .layout import Layout, stages
@@ -64,6 +65,11 @@ class LocalParam:
         return self.pieces[0].tensor.layer
 
     @property
+    def family(self) -> TensorFamily:
+        """The family of its tensors."""
+        return self.pieces[0].tensor.family
+
+    @property
     def trainable(self) -> bool:
         """Whether an optimizer updates the parameter."""
         return self.pieces[0].tensor.trainable
@@ -101,6 +107,7 @@ def _local_param(name: str, specs: list[TensorSpec], tp: int, rank: int) -> Loca
     if len({spec.trainable for spec in specs}) > 1:
         names = ", ".join(spec.name for spec in specs)
         raise ParallelError(f"The module fuses {names} into one parameter, {name}: freeze all of them or none.")
+    assert len(specs) == 1 or all(spec.family == first.family for spec in specs), f"{name} fuses two families"
     shape = list(pieces[0].box.shape)
     if len(pieces) > 1:
         shape[0] = sum(piece.box.shape[0] for piece in pieces)

@@ -6,6 +6,7 @@ every slot has exactly one owner.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from .buckets import buckets, shards
@@ -53,7 +54,7 @@ def owned(table: Table, layout: Layout, rank: int) -> tuple[Owned, ...]:
         if shard.piece.owner
     ]
     result: list[Owned] = []
-    for slot in ("weight", *dict.fromkeys(slot for spec in table for slot in spec.states)):
+    for slot in ("weight", *dict.fromkeys(chain.from_iterable(spec.states for spec in table))):
         if slot == "weight" and layout.zero < 3:
             runs = _deal(whole, layout.dp, at.dp, cut=layout.tp > 1)
         elif layout.zero == 0:

@@ -12,7 +12,7 @@ PIECE: Final = 2**20  # elements of a piece, so that it has 4 to 16 MiB in all o
 
 @dataclass(frozen=True, slots=True)
 class StatePiece:
-    """Elements [begin, end) of a rank's range of a bucket, in all slots.
+    """Elements [begin, end) of a rank's range of a bucket, in all of its slots.
 
     Attributes:
         index: the piece's number.
@@ -31,20 +31,20 @@ class StatePiece:
     slots: Mapping[str, int]
 
 
-def cut(sizes: Sequence[int], itemsizes: Mapping[str, int], piece: int = PIECE) -> tuple[StatePiece, ...]:
+def cut(sizes: Sequence[int], itemsizes: Sequence[Mapping[str, int]], piece: int = PIECE) -> tuple[StatePiece, ...]:
     """Cuts the ranges of all buckets into pieces, which lie one after another in the file.
 
     Args:
         sizes: the elements of each range.
-        itemsizes: the bytes of an element in each slot.
+        itemsizes: the bytes of an element in each slot of each range.
         piece: the most elements of a piece.
     """
     pieces: list[StatePiece] = []
     place = 0
-    for bucket, size in enumerate(sizes):
+    for bucket, (size, of_slots) in enumerate(zip(sizes, itemsizes, strict=True)):
         for begin in range(0, size, piece):
             end, slots, nbytes = min(begin + piece, size), {}, 0
-            for slot, itemsize in itemsizes.items():
+            for slot, itemsize in of_slots.items():
                 slots[slot] = nbytes
                 nbytes += round_up((end - begin) * itemsize, PAGE)
             pieces.append(StatePiece(len(pieces), bucket, begin, end, place, nbytes, slots))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from .errors import ParallelError
+from .families import TensorFamily
 from .geometry import Box
 from .integers import ceil_div
 
@@ -50,6 +51,7 @@ class TensorSpec:
             until `with_slots` says which.
         states: the slots that an optimizer keeps of it beside the weight, with their safetensors codes; none until
             `with_slots` decides them.
+        shared_by: the name of the ranks that share these slots (see `TensorFamily`).
     """
 
     name: str
@@ -63,6 +65,12 @@ class TensorSpec:
     trainable: bool = True
     dtype: str = ""
     states: Mapping[str, str] = field(default_factory=dict, hash=False)
+    shared_by: str = "dense"
+
+    @property
+    def family(self) -> TensorFamily:
+        """The family of the tensor, which shares no bucket with those of another."""
+        return TensorFamily(self.shared_by, self.states)
 
     @property
     def slots(self) -> dict[str, str]:

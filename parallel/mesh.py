@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch.distributed as dist
 
 from ..core.errors import ParallelError
+from ..core.families import TensorFamily
 from ..core.home_process import HomeProcess
 from ..core.layout import Coordinates, Layout
 from .link_factory import LinkFactory
@@ -102,6 +103,10 @@ class Mesh:
     tp: Group
     kv_heads: Group = ALONE
     embedding_group: Group = ALONE
+
+    def sharers(self, family: TensorFamily) -> tuple[Group, Group]:
+        """Returns the ranks over which the buckets of a family are sharded, and those that update the same range."""
+        return {"dense": (self.shard, self.replicate)}[family.name]
 
     @staticmethod
     def alone(layout: Layout = ONE_RANK) -> "Mesh":

@@ -1,5 +1,7 @@
 """Flat buckets and their shards."""
 
+import zlib
+from dataclasses import replace
 from itertools import groupby
 
 import pytest
@@ -9,7 +11,8 @@ from hypothesis import given
 from tk.core.buckets import buckets, shards
 from tk.core.layout import Layout
 from tk.core.local_params import local_params
-from tk.core.tensors import TensorSpec
+from tk.core.tensors import TensorSpec, with_slots
+from tk.tests.checkpoint.saving import llama_table, mixed_table
 from tk.tests.core.layouts import layouts, tables
 from tk.tests.example_counts import examples
 
@@ -30,6 +33,7 @@ def test_the_shards_of_a_group_hold_its_parameters_once(table: tuple[TensorSpec,
         assert [run.begin for run in bucket.runs] == [0, *(run.end for run in bucket.runs[:-1])]
         assert bucket.runs[-1].end == bucket.size
         assert len({(param.stage, param.tied) for param in bucket.params}) == 1
+        assert all(param.family == bucket.family for param in bucket.params)
         if layout.zero == 3:
             assert len({param.unit for param in bucket.params}) == 1
     runs = sorted(
@@ -49,6 +53,63 @@ def test_the_shards_of_a_group_hold_its_parameters_once(table: tuple[TensorSpec,
         assert edges[0] == 0
         assert edges[-1] == sizes[key]
         assert edges[1:-1:2] == edges[2::2]
+
+
+CUTS = (
+    Layout(),
+    Layout(tp=2, dp=2, zero=2, bucket_size=2000),
+    Layout(tp=2, pp=2, dp=2, zero=1, bucket_size=500, virtual_stages=2),
+    Layout(dp=3, zero=3, bucket_size=1000),
+    Layout(tp=4, dp=4, zero=3, shard_size=2, sharding="dim0"),
+)
+FROZEN = tuple(replace(spec, trainable=spec.name != "1.gate.weight") for spec in mixed_table())
+
+
+@pytest.mark.parametrize(
+    ("table", "recorded"),
+    [
+        (llama_table(), (2905988586, 3857453502, 3568452241, 2594898986, 664194928)),
+        (llama_table(layers=6, tied=False), (731745389, 1867943142, 4202005718, 2404617489, 503602981)),
+        (mixed_table(), (3934201275, 155488419, 3288092084, 296171864, 1033916714)),
+        (FROZEN, (4111088979, 871417701, 1591157129, 469105200, 827750196)),
+    ],
+    ids=["llama", "untied", "mixed", "frozen"],
+)
+def test_one_family_has_the_buckets_from_before_there_were_families(
+    table: tuple[TensorSpec, ...], recorded: tuple[int, ...]
+) -> None:
+    """`recorded` has for each of CUTS the checksum of parameters, offsets, runs and sizes, as text."""
+    for layout, checksum in zip(CUTS, recorded, strict=True):
+        found = []
+        for pp in range(layout.pp):
+            for bucket in buckets(local_params(table, layout, pp, layout.tp - 1), layout):
+                runs = [(run.begin, run.end, run.decay) for run in bucket.runs]
+                found.append(([param.name for param in bucket.params], bucket.offsets, runs, bucket.size))
+        assert zlib.crc32(repr(found).encode()) == checksum, layout
+
+
+def test_families_fill_buckets_side_by_side() -> None:
+    """Each takes its parameters from backward's order; a bucket that is complete earlier comes earlier."""
+    adam, muon = {"weight": "F32", "exp_avg": "F32", "exp_avg_sq": "F32"}, {"weight": "F32", "momentum": "BF16"}
+    table = [
+        spec
+        for layer in range(4)
+        for spec in (
+            *with_slots([TensorSpec(f"{layer}.up", (40, 10), None, layer)], muon),
+            *with_slots([TensorSpec(f"{layer}.norm", (10,), None, layer)], adam),
+        )
+    ]
+    table.append(replace(table[-1], name="expert", shape=(10,), layer=1, shared_by="experts"))
+    layout = Layout(dp=2, zero=1, bucket_size=900)
+    found = buckets(local_params(table, layout, 0, 0), layout)
+    assert [[param.name for param in bucket.params] for bucket in found] == [
+        ["expert"],
+        ["3.up", "2.up"],
+        ["3.norm", "2.norm", "1.norm", "0.norm"],
+        ["1.up", "0.up"],
+    ]
+    assert [bucket.family.name for bucket in found] == ["experts", "dense", "dense", "dense"]
+    assert [set(bucket.family.states) for bucket in found[1:]] == [{"momentum"}, set(adam) - {"weight"}, {"momentum"}]
 
 
 @pytest.mark.parametrize(("rows", "ranks"), [(8, 4), (7, 4), (5, 4), (3, 4), (1, 2), (9, 3)])

@@ -10,8 +10,9 @@ ITEMSIZES = st.dictionaries(st.sampled_from(["master", "exp_avg", "exp_avg_sq"])
 
 
 @examples(50)
-@given(st.lists(st.integers(0, 9000), max_size=5), ITEMSIZES, st.integers(1, 5000))
-def test_pieces_cover_all_ranges_once_and_share_no_page(sizes: list[int], itemsizes: dict[str, int], most: int) -> None:
+@given(st.lists(st.tuples(st.integers(0, 9000), ITEMSIZES), max_size=5), st.integers(1, 5000))
+def test_pieces_cover_all_ranges_once_and_share_no_page(ranges: list[tuple[int, dict[str, int]]], most: int) -> None:
+    sizes, itemsizes = [size for size, _ in ranges], [slots for _, slots in ranges]
     pieces = cut(sizes, itemsizes, most)
     assert [piece.index for piece in pieces] == list(range(len(pieces)))
     elements = [(piece.bucket, element) for piece in pieces for element in range(piece.begin, piece.end)]
@@ -19,7 +20,8 @@ def test_pieces_cover_all_ranges_once_and_share_no_page(sizes: list[int], itemsi
     taken: set[int] = set()
     for piece in pieces:
         assert 0 < piece.end - piece.begin <= most
-        for slot, itemsize in itemsizes.items():
+        assert set(piece.slots) == set(itemsizes[piece.bucket])
+        for slot, itemsize in itemsizes[piece.bucket].items():
             begin = piece.place + piece.slots[slot]
             assert begin % PAGE == 0
             pages = set(range(begin // PAGE, (begin + (piece.end - piece.begin) * itemsize - 1) // PAGE + 1))

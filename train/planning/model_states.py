@@ -31,19 +31,23 @@ class StatePart:
     Attributes:
         tier: its place.
         sizes: the elements of each bucket's run.
-        slots: the bytes of an element in each slot.
+        slots: the bytes of an element in each slot of each bucket.
     """
 
     tier: Tier
     sizes: Sequence[int]
-    slots: Mapping[str, int]
+    slots: Sequence[Mapping[str, int]]
 
     @property
     def nbytes(self) -> int:
         """Its bytes, on disk with the padding of pieces to whole pages."""
         if self.tier == "disk":
             return sum(piece.nbytes for piece in cut(self.sizes, self.slots))
-        return sum(self.sizes) * sum(self.slots.values())
+        return self.bytes_of(self.sizes)
+
+    def bytes_of(self, sizes: Sequence[int]) -> int:
+        """Returns the bytes of runs of that many elements of each bucket."""
+        return sum(size * sum(slots.values()) for size, slots in zip(sizes, self.slots, strict=True))
 
     def buffers(self, count: int) -> int:
         """Returns the bytes of the buffers through which it is read and written; 0 if it is not on disk."""
@@ -58,12 +62,15 @@ def state_parts(config: TrainConfig, layout: Layout, plans: Sequence[Bucket]) ->
     whole = [bucket.size for bucket in plans]
     own = [size // layout.group_size for size in whole]
     masters_apart = itemsize < FP32.itemsize and (zero < 3 or offload.optimizer != "none")
-    states = dict.fromkeys(("exp_avg", "exp_avg_sq"), by_name(config.optimizer.states).itemsize)
-    states |= {"master": FP32.itemsize} if masters_apart else {}
     kept = itemsize if zero < 3 or masters_apart else FP32.itemsize
+    parameter, gradient = (
+        [{slot: size}] * len(own) for slot, size in (("parameter", kept), ("gradient", FP32.itemsize))
+    )
+    apart = [bucket.family.kept_apart(holds_masters=not masters_apart) for bucket in plans]
+    states = [{slot: dtype.itemsize for slot, dtype in of_bucket.items()} for of_bucket in apart]
     return {
-        "parameters": StatePart(offload.parameters, own if zero == 3 else whole, {"parameter": kept}),
-        "gradients": StatePart(offload.gradients, own if zero >= 2 else whole, {"gradient": FP32.itemsize}),
+        "parameters": StatePart(offload.parameters, own if zero == 3 else whole, parameter),
+        "gradients": StatePart(offload.gradients, own if zero >= 2 else whole, gradient),
         "optimizer": StatePart(offload.optimizer, own, states),
     }
 

@@ -1,6 +1,6 @@
 """The bytes that offload moves in a step of a rank, over the link to a GPU and from and to files (no torch)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...core.layout import Layout
@@ -37,7 +37,7 @@ def moved_bytes(
     """
     if all(part.tier == "none" for part in parts.values()):
         return ()
-    own = sum(parts["optimizer"].sizes)
+    own = parts["optimizer"].sizes
     on_disk = parts["optimizer"].nbytes if parts["optimizer"].tier == "disk" else 0
     gathers = num_micro_batches * (1 + gathered_twice)
     return (
@@ -47,18 +47,18 @@ def moved_bytes(
     )
 
 
-def _parameters(part: StatePart, own: int, gathers: float) -> Moved:
+def _parameters(part: StatePart, own: Sequence[int], gathers: float) -> Moved:
     """An update on the host takes and returns a rank's own parameters; offloaded ones go up for each gather."""
-    size = own * sum(part.slots.values())
+    size = part.bytes_of(own)
     if part.tier == "none":
         return Moved("parameters", down=size, up=size)
     up = round(size * gathers)
     return Moved("parameters", up=up, **(_disk(up + size, size) if part.tier == "disk" else {}))
 
 
-def _gradients(layout: Layout, part: StatePart, own: int, passes: int) -> Moved:
+def _gradients(layout: Layout, part: StatePart, own: Sequence[int], passes: int) -> Moved:
     """Gradients go down once, or in every pass if their sum is kept there; the norm and the update read the sum."""
-    size, whole = own * part.slots["gradient"], sum(part.sizes) * part.slots["gradient"]
+    size, whole = part.bytes_of(own), part.bytes_of(part.sizes)
     if part.tier == "none":
         return Moved("gradients", down=size)
     again = size if layout.dp > layout.group_size > 1 else 0  # the sum over replicas

@@ -162,16 +162,16 @@ class FlatBuffers:
         tier = places.offload.gradients
         parts = 1 if self.zero < 2 else self.mesh.shard.size
         sizes = [plan.size // parts for plan in plans]
-        return None if tier == "none" else open_states(tier, {SLOT: torch.float32}, sizes, places)
+        return None if tier == "none" else open_states(tier, [{SLOT: torch.float32}] * len(sizes), sizes, places)
 
     def _open_parameters(self, plans: Sequence[Bucket], places: StatePlaces) -> StateStore | None:
         """Returns the store of parameters that are offloaded; None if none are."""
         sizes = [plan.size // self.mesh.shard.size for plan in plans]
         tier = places.offload.parameters
-        return None if tier == "none" else open_states(tier, {OWN_SLOT: self.dtype}, sizes, places)
+        return None if tier == "none" else open_states(tier, [{OWN_SLOT: self.dtype}] * len(sizes), sizes, places)
 
     def _bucket(self, index: int, plan: Bucket, fill: Fill) -> FlatBucket:
-        shard, replicate = self.mesh.shard, self.mesh.replicate
+        shard, replicate = self.mesh.sharers(plan.family)
         size, length = plan.size, plan.size // shard.size
         own = slice(shard.rank * length, (shard.rank + 1) * length)
         params = torch.zeros(size, dtype=self.dtype, device=self.device)

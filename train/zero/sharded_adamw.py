@@ -38,8 +38,6 @@ class ShardedAdamW:
 
     Attributes:
         step_count: the number of updates made.
-        slots: the slots that a checkpoint stores beside weights, with their dtypes: both moments, and "master" if
-            parameters are not fp32.
         takes_written: whether every update first takes the values that a user wrote into parameters; see
             `take_written_values`.
         behind: whether updates are made on a thread, while the next step begins.
@@ -59,11 +57,11 @@ class ShardedAdamW:
         self._running: RunningUpdate | None = None
         self._not_gathered: list[int] = []
         places = places or StatePlaces(buffers.device)
-        moments, master = dict.fromkeys(MOMENTS, torch_dtype(options.states)), {"master": torch.float32}
-        self.slots = moments if buffers.dtype == torch.float32 else moments | master
         self._order = range(len(buffers.buckets))[::-1]  # the first layers are in the last buckets
-        apart = any(not bucket.holds_masters for bucket in buffers.buckets)
-        dtypes = moments | master if apart else moments
+        dtypes = [
+            {slot: torch_dtype(kept) for slot, kept in bucket.plan.family.kept_apart(bucket.holds_masters).items()}
+            for bucket in buffers.buckets
+        ]
         sizes = [bucket.own.size for bucket in buffers.buckets]
         self._states: StateStore = open_states(places.offload.optimizer, dtypes, sizes, places)
         self._transfer = HostTransfer(buffers.device, self._states.device, max(sizes, default=0) * 4)
@@ -154,7 +152,7 @@ class ShardedAdamW:
         """Yields the runs of a range that are updated at once; bf16 moments need random bits, which a tensor has."""
         first = bucket.own_range.start
         runs = bucket.plan.runs_within(first + each.begin, first + each.end)
-        if self.options.states == "fp32":
+        if each.slots["exp_avg_sq"].dtype == torch.float32:
             yield from ((run, None) for run in runs)
         else:
             yield from runs_of_tensors(runs, self._shards[each.bucket], each.begin, self._seed)
@@ -184,12 +182,13 @@ class ShardedAdamW:
                 take_written(each.slots["master"], self._transfer.down("parameters", own))
 
     def runs(self, slot: str) -> Iterator[tuple[Shard, torch.Tensor]]:
-        """Yields each run of a logical box that this rank updates, with its values of `slot`, 1-D, only to be read.
+        """Yields each run of a box that this rank updates and that has `slot`, with its values, 1-D, only to be read.
 
-        Slot "master" is the fp32 value of the parameter, also if parameters are fp32 and `slots` has no such slot.
+        Slot "master" is the fp32 value of the parameter, also of fp32 parameters, which have no such slot.
         """
         for shard in self.buffers.shards:
-            yield shard, self.read(slot, shard, *shard.flat)
+            if slot in ("weight", "master") or slot in shard.piece.tensor.states:
+                yield shard, self.read(slot, shard, *shard.flat)
 
     def read(self, slot: str, shard: Shard, begin: int, end: int) -> torch.Tensor:
         """Returns elements [begin, end) of a run's box, which lie within the run, of a slot as `runs` does.
@@ -217,7 +216,8 @@ class ShardedAdamW:
             The file and its slots; None if states are not in a file, or the disk has no place for the next ones.
         """
         self.finish()
-        return StateSource(self._states.fd, tuple(self._states.dtypes)) if self._states.pin() else None
+        slots = dict.fromkeys(slot for of_bucket in self._states.dtypes for slot in of_bucket)
+        return StateSource(self._states.fd, tuple(slots)) if self._states.pin() else None
 
     def unpin(self) -> None:
         """Ends what `pin` began. Idempotent."""

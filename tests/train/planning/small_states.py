@@ -8,6 +8,7 @@ from tk.core.local_params import LocalParam, local_params
 from tk.model.config import ModelConfig
 from tk.model.registry import decoder_spec
 from tk.tests.train.planning.small_models import MODELS
+from tk.train.config.tensor_slots import with_run_slots
 from tk.train.config.train_config import TrainConfig
 
 LLAMA = MODELS["llama"] | {"hidden_size": 256, "intermediate_size": 640}
@@ -26,4 +27,5 @@ def small_run(dp: int, zero: int, params: str, **offload: Any) -> tuple[TrainCon
     }
     config = parse(text, TrainConfig, "test")
     layout = config.layout(None)
-    return config, layout, local_params(decoder_spec(ModelConfig(**LLAMA)).table, layout, 0, 0)
+    table = with_run_slots(decoder_spec(ModelConfig(**LLAMA)).table, config.precision.params, config.optimizer)
+    return config, layout, local_params(table, layout, 0, 0)

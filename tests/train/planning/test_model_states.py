@@ -46,7 +46,7 @@ def test_the_file_and_the_buffers_are_those_of_the_store(tmp_path: Path) -> None
     config, layout, ranks = small_run(4, 3, "bf16", optimizer="disk", buffers=5)
     parts = state_parts(config, layout, buckets(ranks, layout))
     placed = model_state_bytes(config, layout, ranks, 1)
-    dtypes = dict.fromkeys(parts["optimizer"].slots, torch.float32)
+    dtypes = [dict.fromkeys(slots, torch.float32) for slots in parts["optimizer"].slots]
     store = DiskStates(dtypes, parts["optimizer"].sizes, tmp_path, 5, pinned=False)
     descriptor = store._file.fd
     assert placed.disk == {"optimizer": Path(f"/proc/self/fd/{descriptor}").stat().st_size}

@@ -1,5 +1,7 @@
 """Snapshots: all ranks together save every element of every slot once, and a checkpoint is read back by slot."""
 
+import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,13 +13,15 @@ import torch
 from tk.checkpoint.read.reader import Checkpoint
 from tk.core.errors import CheckpointError, ShapeMismatch
 from tk.core.layout import Layout
-from tk.core.tensors import TensorSpec
+from tk.core.tensors import TensorSpec, with_slots
 from tk.tests.call_count import count_calls
-from tk.tests.checkpoint.saving import MIXED, save_step, true_values
+from tk.tests.checkpoint.saving import MIXED, cut, save_step, save_table, true_values
+from tk.tests.train.zero import small_buffers
 from tk.tests.train.zero.small_buffers import NUM_ELEMENTS, TABLE, make_buffers, make_module
-from tk.train.config.sections import OptimizerSection
+from tk.train.config.sections import OffloadSection, OptimizerSection
 from tk.train.saving.snapshot import Snapshot
 from tk.train.zero.sharded_adamw import ShardedAdamW
+from tk.train.zero.states.open_states import StatePlaces
 
 
 def make_snapshot(
@@ -71,6 +75,35 @@ def test_weights_in_bf16_are_rounded_masters_and_travel_as_uint16(zero: int) -> 
             assert values.tolist() == expected.bfloat16().view(torch.uint16).tolist()
         elif item.slot == "master":
             assert torch.equal(torch.from_numpy(values), expected.bfloat16().float() + 2**-20)
+
+
+@pytest.mark.parametrize("tier", ["none", "disk"])
+@pytest.mark.parametrize("zero", [1, 3])
+def test_each_tensor_is_loaded_and_saved_in_its_own_slots(
+    zero: int, tier: Literal["none", "disk"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Matrices have a momentum in bf16, biases have both of Adam's moments; they are in buckets of two families."""
+    muon, adam = {"weight": "BF16", "momentum": "BF16", "master": "F32"}, MIXED
+    table = tuple(with_slots([spec], muon if len(spec.shape) > 1 else adam)[0] for spec in TABLE)
+    monkeypatch.setattr(small_buffers, "with_run_slots", lambda *_: table)
+    checkpoint = Checkpoint.open(save_table(tmp_path / "run", table, Layout(dp=3, zero=3)))
+    counted: Counter[tuple[str, str]] = Counter()
+    for rank in range(2):
+        buffers = make_buffers(make_module(), zero, size=2, rank=rank, dtype=torch.bfloat16)
+        places = StatePlaces(torch.device("cpu"), OffloadSection(optimizer=tier), tmp_path)
+        optimizer = ShardedAdamW(buffers, OptimizerSection(), places)
+        snapshot = Snapshot(optimizer)
+        snapshot.load(checkpoint)
+        for item in snapshot.owned(rank):
+            if item.slot != "weight":
+                stored = true_values(
+                    next(s for s in TABLE if s.name == item.tensor), item.slot, MIXED.get(item.slot, "BF16")
+                )
+                assert np.array_equal(snapshot.values(item), cut(stored, item))
+                counted[item.tensor, item.slot] += len(snapshot.values(item))
+        optimizer.close()
+    wanted = {(spec.name, slot): math.prod(spec.shape) for spec in table for slot in spec.states}
+    assert counted == wanted
 
 
 def test_an_fp32_run_saves_no_masters_beside_its_weights() -> None:

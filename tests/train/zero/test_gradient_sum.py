@@ -23,7 +23,7 @@ def parts(count: int, size: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("tier", ["cpu", "disk"])
 def test_a_sum_of_parts_has_the_bits_of_one_in_memory(tier: str, tmp_path: Path) -> None:
-    dtypes = {SLOT: torch.float32}
+    dtypes = [{SLOT: torch.float32}] * len(SIZES)
     store = MemoryStates(dtypes, SIZES, CPU) if tier == "cpu" else DiskStates(dtypes, SIZES, tmp_path, 3, pinned=False)
     sums: list[GradientSum] = [ResidentSum(torch.zeros(128)), StoredSum(store, 1, OWN, CPU, PinnedCopies())]
     for _ in range(2):
@@ -43,7 +43,7 @@ def test_a_sum_of_parts_has_the_bits_of_one_in_memory(tier: str, tmp_path: Path)
 
 @pytest.mark.parametrize("tier", ["cpu", "disk"])
 def test_a_whole_bucket_comes_back_as_it_was_stashed_and_once_per_step(tier: str, tmp_path: Path) -> None:
-    dtypes = {SLOT: torch.float32}
+    dtypes = [{SLOT: torch.float32}] * len(SIZES)
     store = MemoryStates(dtypes, SIZES, CPU) if tier == "cpu" else DiskStates(dtypes, SIZES, tmp_path, 3, pinned=False)
     kept = StoredSum(store, 1, OWN, CPU, PinnedCopies())
     assert kept.unstash() is None

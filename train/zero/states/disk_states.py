@@ -54,7 +54,7 @@ class DiskStates:
     """States in a file; see `StateStore`.
 
     Args:
-        dtypes: the dtype of each slot.
+        dtypes: the dtype of each slot of each bucket.
         sizes: the elements of this rank's range of each bucket.
         folder: the folder of the file, which has no name there.
         num_buffers: the number of buffers, of 4 to 16 MiB each.
@@ -65,10 +65,16 @@ class DiskStates:
     """
 
     def __init__(
-        self, dtypes: Mapping[str, torch.dtype], sizes: Sequence[int], folder: Path, num_buffers: int, pinned: bool
+        self,
+        dtypes: Sequence[Mapping[str, torch.dtype]],
+        sizes: Sequence[int],
+        folder: Path,
+        num_buffers: int,
+        pinned: bool,
     ) -> None:
         self.dtypes, self.device = dtypes, torch.device("cpu")
-        self._pieces = cut(sizes, {slot: dtype.itemsize for slot, dtype in dtypes.items()})
+        itemsizes = [{slot: dtype.itemsize for slot, dtype in of_bucket.items()} for of_bucket in dtypes]
+        self._pieces = cut(sizes, itemsizes)
         self._of_bucket: dict[int, list[StatePiece]] = {}
         for piece in self._pieces:
             self._of_bucket.setdefault(piece.bucket, []).append(piece)
@@ -86,7 +92,7 @@ class DiskStates:
         """Returns a copy."""
         parts = list(self._parts(bucket, begin, end))
         self._settle(piece for piece, _, _ in parts)
-        values = torch.empty(end - begin, dtype=self.dtypes[slot])
+        values = torch.empty(end - begin, dtype=self.dtypes[bucket][slot])
         for piece, low, high in parts:
             part = values[low - begin : high - begin]
             self._file.read(_bytes_of(part), self._place(piece, slot, low))
@@ -99,7 +105,7 @@ class DiskStates:
         self._drop_ahead()
         for piece, low, high in parts:
             # A copy: torch would not free the memory of parameters again once numpy has seen it.
-            part = torch.empty(high - low, dtype=self.dtypes[slot])
+            part = torch.empty(high - low, dtype=self.dtypes[bucket][slot])
             self._copies.copy(part, values[low - begin : high - begin])
             before = self._begin(piece)
             if self._take_area(piece):
@@ -120,7 +126,8 @@ class DiskStates:
                 yield piece, low, high
 
     def _place(self, piece: StatePiece, slot: str, element: int) -> int:
-        return self._begin(piece) + piece.slots[slot] + (element - piece.begin) * self.dtypes[slot].itemsize
+        itemsize = self.dtypes[piece.bucket][slot].itemsize
+        return self._begin(piece) + piece.slots[slot] + (element - piece.begin) * itemsize
 
     def _begin(self, piece: StatePiece) -> int:
         return piece.place + self._areas[piece.index] * self._area
@@ -164,7 +171,7 @@ class DiskStates:
             loan.wait()
             slots = {
                 slot: loan.buffer.view(piece.slots[slot], piece.end - piece.begin, dtype)
-                for slot, dtype in self.dtypes.items()
+                for slot, dtype in self.dtypes[piece.bucket].items()
             }
             yield StateRange(piece.bucket, piece.begin, piece.end, slots)
             self._take_area(piece)
@@ -220,7 +227,7 @@ class DiskStates:
 
     def segments(self, slot: str, bucket: int, begin: int, end: int) -> list[tuple[int, int]]:
         """Returns one segment for each piece."""
-        itemsize = self.dtypes[slot].itemsize
+        itemsize = self.dtypes[bucket][slot].itemsize
         return [
             (self._place(piece, slot, low), (high - low) * itemsize)
             for piece, low, high in self._parts(bucket, begin, end)

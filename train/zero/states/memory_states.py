@@ -14,14 +14,18 @@ class MemoryStates:
     """States as one tensor per slot and bucket; see `StateStore`.
 
     Args:
-        dtypes: the dtype of each slot.
+        dtypes: the dtype of each slot of each bucket.
         sizes: the elements of this rank's range of each bucket.
         device: the device of the tensors.
         pinned: whether a GPU copies from and to the tensors, which are then in the host's memory.
     """
 
     def __init__(
-        self, dtypes: Mapping[str, torch.dtype], sizes: Sequence[int], device: torch.device, pinned: bool = False
+        self,
+        dtypes: Sequence[Mapping[str, torch.dtype]],
+        sizes: Sequence[int],
+        device: torch.device,
+        pinned: bool = False,
     ) -> None:
         self.dtypes, self.device, self._sizes = dtypes, device, sizes
         self._buffers: list[PageBuffer] = []
@@ -33,15 +37,18 @@ class MemoryStates:
             self._buffers.append(PageBuffer(size * dtype.itemsize, pinned=True))  # new pages are 0
             return self._buffers[-1].view(0, size, dtype)
 
-        self._tensors = {slot: [zeros(size, dtype) for size in sizes] for slot, dtype in dtypes.items()}
+        self._tensors = [
+            {slot: zeros(size, dtype) for slot, dtype in of_bucket.items()}
+            for size, of_bucket in zip(sizes, dtypes, strict=True)
+        ]
 
     def read(self, slot: str, bucket: int, begin: int, end: int) -> torch.Tensor:
         """Returns a view."""
-        return self._tensors[slot][bucket][begin:end]
+        return self._tensors[bucket][slot][begin:end]
 
     def write(self, slot: str, bucket: int, begin: int, values: torch.Tensor) -> None:
         """Copies values to their place."""
-        self._copies.copy(self._tensors[slot][bucket][begin : begin + values.numel()], values)
+        self._copies.copy(self._tensors[bucket][slot][begin : begin + values.numel()], values)
 
     def read_ahead(self, buckets: Sequence[int]) -> None:
         """Does nothing."""
@@ -49,10 +56,7 @@ class MemoryStates:
     @contextmanager
     def changing(self, buckets: Sequence[int], *, fresh: bool = False) -> Iterator[Iterator[StateRange]]:
         """Gives the tensors themselves."""
-        of_bucket = [{slot: tensors[bucket] for slot, tensors in self._tensors.items()} for bucket in buckets]
-        yield (
-            StateRange(bucket, 0, self._sizes[bucket], slots) for bucket, slots in zip(buckets, of_bucket, strict=True)
-        )
+        yield (StateRange(bucket, 0, self._sizes[bucket], self._tensors[bucket]) for bucket in buckets)
 
     @property
     def fd(self) -> int:

@@ -28,12 +28,14 @@ class StatePlaces:
     folder: Path = Path()
 
 
-def open_states(tier: Tier, dtypes: Mapping[str, torch.dtype], sizes: Sequence[int], places: StatePlaces) -> StateStore:
+def open_states(
+    tier: Tier, dtypes: Sequence[Mapping[str, torch.dtype]], sizes: Sequence[int], places: StatePlaces
+) -> StateStore:
     """Makes a store of a rank.
 
     Args:
         tier: where its values are.
-        dtypes: the dtype of each slot.
+        dtypes: the dtype of each slot of each bucket.
         sizes: the elements of each bucket's range.
         places: the folder and the options of files.
 

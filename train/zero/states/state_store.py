@@ -1,4 +1,4 @@
-"""The interface to the states of a rank: its range of each bucket, in slots of one dtype each."""
+"""The interface to the states of a rank: its range of each bucket, in the slots of that bucket."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -19,14 +19,14 @@ class StateRange:
 
 
 class StateStore(Protocol):
-    """A rank's values of some slots, one range per bucket and slot, wherever they are; all 0 at the beginning.
+    """A rank's values in the slots of each bucket, one range per bucket and slot, wherever they are; all 0 at first.
 
     Attributes:
-        dtypes: the dtype of each slot.
+        dtypes: the dtype of each slot of each bucket.
         device: the device on which `changing` gives values, and so the one that computes an update.
     """
 
-    dtypes: Mapping[str, torch.dtype]
+    dtypes: Sequence[Mapping[str, torch.dtype]]
     device: torch.device
 
     def read(self, slot: str, bucket: int, begin: int, end: int) -> torch.Tensor:
