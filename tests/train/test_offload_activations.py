@@ -1,6 +1,7 @@
 """Runs with activations on the host: every layout has the bits of the same layout that keeps them on its device."""
 
 from contextlib import closing
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.tests.train.run_training import make_trainer
 from tk.train.foreign.model_engine import initialize
+from tk.train.planning.planned_run import prepare_run
 
 pytestmark = [pytest.mark.timeout(600)]
 
@@ -93,7 +95,7 @@ def test_a_layout_has_the_bits_of_one_that_keeps_its_activations(
         rank_pool,
         configure,
         ranks,
-        model={"num_hidden_layers": 4},
+        model={"num_hidden_layers": 4 if "num_virtual_stages" in parallel else 2},
         parallel=parallel,
         zero={"stage": zero},
         recompute={"mode": recompute},
@@ -110,6 +112,32 @@ def test_other_models_have_the_bits_of_runs_that_keep_their_activations(
 ) -> None:
     held = check_bits(rank_pool, configure, 2, zero={"stage": 3}, precision={"params": "bf16"}, **MODELS[name])
     assert 0 < held[-1] <= 1.2 * held[0], "the sizes of experts' batches, and of documents, differ from step to step"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "recompute"),
+    [
+        ("gpipe", "selective"),
+        *(
+            pytest.param(*each, marks=pytest.mark.matrix)
+            for each in product(("1f1b", "gpipe"), ("none", "selective", "full"))
+            if each != ("gpipe", "selective")
+        ),
+    ],
+)
+def test_the_host_holds_what_the_plan_says(configure: Configure, schedule: str, recompute: str) -> None:
+    config = configure(
+        model={"hidden_size": 64, "num_hidden_layers": 4},
+        train={"global_batch_size": 24, "micro_batch_size": 8, "seq_len": 64},
+        parallel={"schedule": schedule},
+        recompute={"mode": recompute},
+        offload={"activations": "cpu"},
+    )
+    trainer = make_trainer(config)
+    trainer.step()
+    assert trainer.engine.activations is not None
+    [memory] = prepare_run(trainer.config, 1).memory()
+    assert trainer.engine.activations.pool.most == pytest.approx(memory.host["offloaded activations"], rel=0.02)
 
 
 def train_foreign(zero: Any, precision: Any, place: str) -> list[float]:

@@ -76,12 +76,26 @@ def returned_bytes(shape: PassShape, stage: Stage, deferred: int) -> int:
     return largest + _shared(shape, stage) + deferred * stage_bytes(shape, stage)
 
 
+def staying_bytes(shape: PassShape, stage: Stage, logits_move: bool) -> int:
+    """Returns the bytes of a stage's activations that stay on the device though they are offloaded.
+
+    Recomputed parts refer to the rotations as they are. The head's input stays with the logits; see
+    train/engine/stages.py.
+    """
+    rotations = 0 if shape.recompute == "none" else _rotation_bytes(shape, stage)
+    head_input = shape.split_tokens * shape.spec.hidden_size * shape.itemsize
+    return rotations + (head_input if stage.last and not logits_move else 0)
+
+
 def _shared(shape: PassShape, stage: Stage) -> int:
     """Returns the bytes that are kept once for all layers: token ids, and rotations of positions."""
-    total = shape.tokens * INDEX if stage.first else 0
-    if stage.layers and shape.spec.rope is not None:
-        total += 2 * shape.tokens * shape.spec.head_dim * shape.itemsize
-    return total
+    return (shape.tokens * INDEX if stage.first else 0) + _rotation_bytes(shape, stage)
+
+
+def _rotation_bytes(shape: PassShape, stage: Stage) -> int:
+    if not stage.layers or shape.spec.rope is None:
+        return 0
+    return 2 * shape.tokens * shape.spec.head_dim * shape.itemsize
 
 
 def kept_logits_bytes(shape: PassShape) -> int:
@@ -123,8 +137,8 @@ def _mlp(shape: PassShape, layer: int, recompute: Recompute) -> int:
         chosen = routed * 3 * INDEX + shape.tokens * block.num_experts * FP32.itemsize
         return chosen + routed * ((width * inner + hidden) * shape.itemsize + 2 * hidden * FP32.itemsize)
     if block.activation == "swiglu":
-        return shape.tokens * (3 if recompute == "selective" else 5) * inner * shape.itemsize
-    return shape.tokens * 2 * inner * shape.itemsize
+        return shape.tokens * (2 if recompute == "selective" else 5) * inner * shape.itemsize
+    return shape.tokens * (1 if recompute == "selective" else 2) * inner * shape.itemsize
 
 
 def logits_bytes(shape: PassShape) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from ...core.buckets import buckets
 from ...core.dtypes import by_name
 from ...core.integers import ceil_div
-from ...core.layout import Layout, stages
+from ...core.layout import Layout, Stage, stages
 from ...core.local_params import LocalParam, local_params
 from ...core.tensors import Table
 from ...model.config import ModelConfig
@@ -27,6 +27,7 @@ from .activation_memory import (
     logits_bytes,
     returned_bytes,
     stage_bytes,
+    staying_bytes,
 )
 from .model_states import exchange_copies, model_state_bytes, state_parts
 from .moved_bytes import Moved, moved_bytes
@@ -93,17 +94,27 @@ class PlannedRun:
 
     def _pass_bytes(self, pp: int) -> PlacedBytes:
         """Returns the bytes of the activations of all micro-batches in flight, and the peaks of loss and backward."""
-        shape, held, simulation = self.shape, stages(self.table, self.layout, pp), self.simulation
-        kept = max(stage_bytes(shape, stage) for stage in held) * simulation.peak_in_flight[pp]
+        shape, held, in_flight = self.shape, stages(self.table, self.layout, pp), self.simulation.peak_in_flight[pp]
         logits = logits_bytes(shape) if any(stage.last for stage in held) else 0
-        if logits and self.config.parallel.schedule == "gpipe":  # in others, the backward of a loss comes next
-            kept += kept_logits_bytes(shape) * (self.num_micro_batches - 1)
+        waiting = kept_logits_bytes(shape) if logits and self._logits_wait else 0
         backward = max(backward_bytes(shape, stage) for stage in held)
         passing = {"logits and loss": logits, "backward": max(0, backward - logits)}
         if self.config.offload.activations == "none":
-            return PlacedBytes({"activations": kept} | passing)
-        returned = max(returned_bytes(shape, stage, simulation.peak_deferred[pp]) for stage in held)
-        return PlacedBytes({"activations": min(kept, returned)} | passing, {"offloaded activations": kept})
+            kept = max(stage_bytes(shape, stage) for stage in held) * in_flight
+            return PlacedBytes({"activations": kept + waiting * (self.num_micro_batches - 1)} | passing)
+        stay = max(staying_bytes(shape, stage, self._logits_wait) for stage in held) * in_flight
+        returned = max(returned_bytes(shape, stage, self.simulation.peak_deferred[pp]) for stage in held)
+        moved = max(self._moving(stage) for stage in held) * in_flight + waiting * self.num_micro_batches
+        return PlacedBytes({"activations": stay + returned} | passing, {"offloaded activations": moved})
+
+    @property
+    def _logits_wait(self) -> bool:
+        """Whether logits are kept while other micro-batches are computed; else the backward of a loss comes next."""
+        return self.config.parallel.schedule == "gpipe"
+
+    def _moving(self, stage: Stage) -> int:
+        """Returns the bytes of one stage's activations that are offloaded, without the logits."""
+        return stage_bytes(self.shape, stage) - staying_bytes(self.shape, stage, self._logits_wait)
 
     def cpu_memory(self) -> tuple[int, ...]:
         """Returns the bytes of all parts on a CPU, and of what takes memory only there, of each pipeline rank.
@@ -149,10 +160,9 @@ class PlannedRun:
         return moved if self.config.offload.activations == "none" else (*moved, self._moved_activations())
 
     def _moved_activations(self) -> Moved:
-        shape, held = self.shape, stages(self.table, self.layout, self.ranks.index(self.fullest))
-        size = sum(stage_bytes(shape, stage) for stage in held)
-        if self.config.parallel.schedule == "gpipe" and any(stage.last for stage in held):
-            size += kept_logits_bytes(shape)
+        held = stages(self.table, self.layout, self.ranks.index(self.fullest))
+        size = sum(map(self._moving, held))
+        size += kept_logits_bytes(self.shape) if self._logits_wait and any(stage.last for stage in held) else 0
         return Moved("activations", down=size * self.num_micro_batches, up=size * self.num_micro_batches)
 
 
