@@ -51,7 +51,6 @@ _READS: Final = frozenset(
     }
 )
 _MOVES: Final = (torch.ops.aten.copy_.default, torch.ops.aten.index_put_.default)  # take a tensor of the CPU, too
-_PLACED: Final = (torch.Tensor, torch.device)
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _COPIES: Final = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
 _NOT_OF_HOST: Final = 1 << 62  # in every address of the GPU's memory
@@ -172,23 +171,26 @@ class _Pretending(TorchDispatchMode):
         keywords = keywords or {}
         leaves = [*_leaves(arguments), *_leaves(keywords.values())]
         tensors = [each for each in leaves if isinstance(each, torch.Tensor)]
+        on_gpu = [isinstance(each, OnGpu) for each in tensors]
+        if not any(on_gpu) and GPU not in [each for each in leaves if isinstance(each, torch.device)]:
+            if operation.namespace == "c10d":
+                self._ranks.check(operation, arguments, on_gpu)
+            return operation(*arguments, **keywords)
         plain = _plain(arguments), {name: _plain(each) for name, each in keywords.items()}
         if operation.namespace == "c10d":
-            self._ranks.check(operation, arguments, [each.device == GPU for each in tensors])
+            self._ranks.check(operation, arguments, on_gpu)
             return operation(*plain[0], **plain[1])
-        if not any(isinstance(each, OnGpu) or each == GPU for each in leaves if isinstance(each, _PLACED)):
-            return operation(*arguments, **keywords)
         signature = (operation, *map(_kind, leaves))
         if signature not in self._known:
             with self._turn, self._fakes:
                 self._known[signature] = self._devices(operation, arguments, keywords)
         devices = self._known[signature]
-        places = {each.device == GPU for each in tensors} | {device == GPU for device in devices}
+        places = {*on_gpu, *(device == GPU for device in devices)}
         if len(places) > 1 and operation in _COPIES:
             return self._copy(operation, arguments[0], plain, devices[0])
         self.num_operations += 1
-        for each in tensors:
-            if each.device != GPU and each.dim():
+        for each, is_there in zip(tensors, on_gpu, strict=True):
+            if not is_there and each.dim():
                 self._judge_pageable(f"{operation} takes memory of the host, {list(each.shape)},")
         result = operation(*plain[0], **plain[1])
         rest = iter(devices if len({*devices}) > 1 else repeat(*{*devices})) if devices else iter(())

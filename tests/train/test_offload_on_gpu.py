@@ -35,7 +35,8 @@ LAYOUTS: list[dict[str, Any]] = [
     {"pp": 2, "dp": 2, "schedule": "zb-h1"},
 ]
 CASES: list[tuple[dict[str, Any], int, str]] = [({"dp": 2}, 3, "bf16"), ({"dp": 1}, 0, "fp16")]
-ALL = [(layout, zero, dtype) for layout in LAYOUTS for zero in range(4) for dtype in ("fp32", "bf16", "fp16")]
+DTYPES = ("fp32", "bf16", "fp16")
+MATRIX = [(layout, zero, DTYPES[(number + zero) % 3]) for number, layout in enumerate(LAYOUTS) for zero in range(4)]
 
 
 def everything(tier: str, zero: int) -> dict[str, Any]:
@@ -45,18 +46,18 @@ def everything(tier: str, zero: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("parallel", "zero", "precision"),
-    [*CASES, *(pytest.param(*case, marks=pytest.mark.matrix) for case in ALL if case not in CASES)],
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.matrix) for case in MATRIX if case not in CASES)],
 )
 def test_everything_offloaded_mixes_no_devices_and_copies_pinned_memory_only(
     rank_pool: RankPool, configure: Configure, tmp_path: Path, parallel: dict[str, Any], zero: int, precision: str
 ) -> None:
-    """Trains with accumulation and clipping, evaluates, saves in the background and in place, and resumes twice."""
-    found = {}
+    """Trains with accumulation and clipping, evaluates, saves in the background and in place, and resumes."""
+    found, tiers = {}, ("cpu", "disk") if zero % 2 else ("disk", "cpu")
     for name in ("cpu", "gpu"):
         configs = [
             configure(
                 name,
-                train={"steps": steps, "global_batch_size": 7, "eval_every": 2},
+                train={"steps": steps, "global_batch_size": 5, "eval_every": 2, "eval_rows": 2},
                 optimizer={"grad_clip": 0.01, "schedule": "constant", "warmup_steps": 0},
                 precision={"params": precision, "initial_loss_scale": 2.0**24},
                 parallel=parallel,
@@ -64,13 +65,13 @@ def test_everything_offloaded_mixes_no_devices_and_copies_pinned_memory_only(
                 offload=everything(tier, zero),
                 checkpoint={"every": 1},
             )
-            for steps, tier in ((2, "cpu"), (4, "disk"))
+            for steps, tier in zip((1, 3), tiers, strict=True)
         ]
         ranks = math.prod(parallel.get(axis, 1) for axis in ("tp", "pp", "dp"))
         found[name] = rank_pool.run(walk, ranks, configs=configs, on_gpu=name == "gpu")
     assert all(each["copies"] > 100 for each in found["gpu"])
     assert [each["values"] for each in found["gpu"]] == [each["values"] for each in found["cpu"]]
-    for step in range(1, 5):
+    for step in range(1, 4):
         same_bits(*(Checkpoint.open(tmp_path / name / f"step-{step:08d}") for name in found))
 
 
