@@ -36,8 +36,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tk.tests.pretended_memory import PretendedMemory
 from tk.tests.pretended_ranks import PretendedRanks
+from tk.train.foreign import take_over
 from tk.train.zero import saved_activations
 from tk.train.zero.native_adamw import AdamWUpdate, NativeAdamW
+from tk.train.zero.trained_parameter import TrainedParameter
 
 GPU: Final = torch.device("meta")
 _READS: Final = frozenset(
@@ -52,6 +54,7 @@ _READS: Final = frozenset(
 )
 _MOVES: Final = (torch.ops.aten.copy_.default, torch.ops.aten.index_put_.default)  # take a tensor of the CPU, too
 _ROOT: Final = Path(__file__).resolve().parents[1]
+_TEST: Final = "a test"
 _COPIES: Final = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
 _NOT_OF_HOST: Final = 1 << 62  # in every address of the GPU's memory
 _DATA: Final = vars(torch._C.TensorBase)["data"]
@@ -99,6 +102,10 @@ class OnGpu(torch.Tensor):
         """Returns an address of the GPU, which the wrapper itself has not."""
         return self.held.data_ptr() | _NOT_OF_HOST
 
+    def is_set_to(self, other: torch.Tensor) -> bool:
+        """Returns whether both are the same elements, which fake tensors do not know."""
+        return isinstance(other, OnGpu) and self.held.is_set_to(other.held)
+
     @property
     def is_cuda(self) -> bool:  # type: ignore[override]
         """True."""
@@ -124,6 +131,10 @@ class OnGpu(torch.Tensor):
     def __torch_dispatch__(cls, *arguments: Any, **keywords: Any) -> Any:
         """Refuses operations outside of `pretend_gpu`."""
         raise AssertionError(f"{arguments[0]} runs outside of pretend_gpu")
+
+
+class TrainedOnGpu(OnGpu, TrainedParameter):
+    """A parameter on the GPU that `initialize` has taken over."""
 
 
 class _Making(TorchFunctionMode):
@@ -224,7 +235,7 @@ class _Pretending(TorchDispatchMode):
     def _judge_pageable(self, what: str) -> None:
         place = _place()
         self.pageable.append(f"{place}: {what} that is not pinned")
-        assert self._allowed is None or place in self._allowed, self.pageable[-1]
+        assert self._allowed is None or place in (_TEST, *self._allowed), self.pageable[-1]
 
     def _devices(self, operation: Any, arguments: Any, keywords: Any) -> list[torch.device]:
         """Returns the devices of the resulting tensors; raises what torch raises for a mix of devices."""
@@ -277,7 +288,7 @@ def _place() -> str:
         if ours and not name.startswith("<"):  # as <listcomp>
             return f"{path.relative_to(_ROOT)} {name}"
         frame = frame.f_back
-    return "a test"
+    return _TEST
 
 
 def _plain(each: Any) -> Any:
@@ -337,6 +348,8 @@ def pretend_gpu(pageable: Collection[str] | None = None) -> Iterator[_Pretending
         patch.setattr(torch.cuda, "current_stream", lambda device=None: memory)
         patch.setattr(threading.Thread, "run", run_with_gpu)
         patch.setattr(NativeAdamW, "__call__", update_on_host)
+        patch.setattr(take_over, "TrainedParameter", TrainedOnGpu)
+        patch.setattr(take_over, "check_module", lambda model, *arguments: next(model.parameters()).device)
         patch.setattr(saved_activations, "PLAIN", (*saved_activations.PLAIN, OnGpu))
         ranks.install(patch)
         stack.enter_context(pretending)

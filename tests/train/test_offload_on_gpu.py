@@ -17,7 +17,7 @@ from tk.checkpoint.read.reader import Checkpoint
 from tk.tests.pretend_gpu import GPU, pretend_gpu
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
-from tk.tests.train.offload_walk import PAGEABLE, sum_of_host, walk
+from tk.tests.train.offload_walk import PAGEABLE, sum_of_host, walk, walk_of_module
 from tk.tests.train.run_training import make_trainer
 from tk.tests.train.test_offload import same_bits
 from tk.train.zero.gradient_sum import StoredSum
@@ -73,6 +73,29 @@ def test_everything_offloaded_mixes_no_devices_and_copies_pinned_memory_only(
     assert [each["values"] for each in found["gpu"]] == [each["values"] for each in found["cpu"]]
     for step in range(1, 4):
         same_bits(*(Checkpoint.open(tmp_path / name / f"step-{step:08d}") for name in found))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "zero", "precision"),
+    [
+        (1, 2, "bf16"),
+        *(
+            pytest.param(ranks, zero, DTYPES[(ranks + zero) % 3], marks=pytest.mark.matrix)
+            for ranks in (1, 2)
+            for zero in range(4)
+        ),
+    ],
+)
+def test_a_module_under_initialize_copies_pinned_memory_only(
+    rank_pool: RankPool, tmp_path: Path, ranks: int, zero: int, precision: str
+) -> None:
+    """Trains, writes into parameters, saves in the background, and loads the step at another tier."""
+    found = {}
+    for name in ("cpu", "gpu"):
+        options = {"zero": zero, "precision": precision, "folder": str(tmp_path / name), "on_gpu": name == "gpu"}
+        found[name] = rank_pool.run(walk_of_module, ranks, **options)
+    assert all(each["copies"] > 20 for each in found["gpu"])
+    assert [each["values"] for each in found["gpu"]] == [each["values"] for each in found["cpu"]]
 
 
 def one_step(config: dict[str, Any]) -> None:

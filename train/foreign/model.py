@@ -12,6 +12,7 @@ from ...parallel.torch_dtypes import format_of
 from ..engine.training_engine import TrainingEngine
 from ..zero.flat_buffers import FlatBucket, FlatBuffers
 from ..zero.parameter_gather import Unit
+from ..zero.states.pinned_copies import PinnedCopies
 from .blocks import log_sizes
 
 
@@ -100,11 +101,16 @@ def whole_state(module: nn.Module, engine: TrainingEngine) -> dict[str, Any]:
     """Returns the module's `state_dict` with whole tensors on the CPU; shared tensors stay one. Every rank calls it."""
     copies: dict[int, torch.Tensor] = {}
     for parameter in engine.parameters_one_by_one():
-        copies[id(parameter)] = parameter.detach().to("cpu", copy=True)
+        copies[id(parameter)] = _copied(parameter.detach(), engine.buffers.copies)
     state: dict[str, Any] = module.state_dict(keep_vars=True)
     for name, value in state.items():
         if isinstance(value, torch.Tensor):
             if id(value) not in copies:
-                copies[id(value)] = value.detach().to("cpu", copy=True)
+                copies[id(value)] = _copied(value.detach(), engine.buffers.copies)
             state[name] = copies[id(value)]
     return state
+
+
+def _copied(values: torch.Tensor, copies: PinnedCopies) -> torch.Tensor:
+    moved = copies.moved(values, torch.device("cpu"))
+    return values.clone() if moved is values else moved
