@@ -138,10 +138,7 @@ class Snapshot:
                 stored = checkpoint.tensors[name].slots
                 source = "weight" if slot == "master" and slot not in stored else slot
                 if source not in stored:
-                    raise CheckpointError(
-                        f"{checkpoint.path} has no {slot} of {name}: it holds weights only and cannot be resumed. To "
-                        "train from its weights, name it in [model] init."
-                    )
+                    raise CheckpointError(_cannot_resume(checkpoint, name, slot))
                 requests.append(ReadRequest(name, shard.piece.box, source, shard.flat))
                 places.append(partial(self.optimizer.write, slot, shard))
         for local in self.buffers.frozen:
@@ -154,3 +151,12 @@ class Snapshot:
                 place = whole.data.view(-1)[piece.start : piece.start + piece.box.size]
                 places.append(partial(self.buffers.copies.copy, place))
         read_all(checkpoint, requests, lambda index, read: places[index](read.torch().reshape(-1)), peers)
+
+
+def _cannot_resume(checkpoint: Checkpoint, name: str, slot: str) -> str:
+    kept = ", ".join(other for other in checkpoint.tensors[name].slots if other != "weight")
+    reason = f"another optimizer saved it, with {kept}," if kept else "it holds weights only"
+    return (
+        f"{checkpoint.path} has no {slot} of {name}: {reason} and cannot be resumed. To train from its weights, name "
+        "it in [model] init."
+    )

@@ -211,6 +211,16 @@ def test_a_checkpoint_of_weights_gives_weights_and_cannot_be_resumed(tmp_path: P
         assert torch.equal(now, before), "optimizer states stay"
 
 
+def test_a_tensor_with_the_slots_of_another_optimizer_is_named_with_them(tmp_path: Path) -> None:
+    slots = {"weight": "BF16", "momentum": "BF16", "master": "F32"}
+    table = (*with_slots(TABLE[:-1], MIXED), *with_slots(TABLE[-1:], slots))
+    checkpoint = Checkpoint.open(save_table(tmp_path / "run", table, Layout()))
+    with pytest.raises(
+        CheckpointError, match=r"has no exp_avg of 1\.bias: another optimizer saved it, with momentum, master, and"
+    ):
+        make_snapshot(0).load(checkpoint)
+
+
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     other = (*TABLE[:-1], replace(TABLE[-1], shape=(5,)))
     checkpoint = Checkpoint.open(save_step(tmp_path / "run", other, Layout(), MIXED))
