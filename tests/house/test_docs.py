@@ -44,6 +44,12 @@ def test_links_lead_somewhere(root: Path, document: str) -> None:
         assert target.startswith("http") or (path.parent / target).exists(), target
 
 
+def test_pages_that_code_names_exist(root: Path, sources: list[Path]) -> None:
+    named = {(path, page) for path in sources for page in re.findall(r"docs/[\w/-]+\.md", (root / path).read_text())}
+    assert named
+    assert not [f"{path}: {page}" for path, page in sorted(named) if not (root / page).exists()]
+
+
 def test_options_in_the_documents_exist(root: Path) -> None:
     for document in DOCUMENTS:
         for line in (root / document).read_text().splitlines():

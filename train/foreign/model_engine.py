@@ -66,10 +66,10 @@ def initialize(
             get all digits that are stored.
         model: any module of plain tensors. Its floating-point parameters become of `precision`, frozen ones too;
             buffers keep their dtype. Gradients that it has are forgotten.
-        optimizer: keys of [optimizer] (docs/training.md); the schedule is constant unless given.
+        optimizer: keys of [optimizer] (docs/training/configuration.md); the schedule is constant unless given.
         accumulate: micro-batches per optimizer step, each with one call of `backward`.
         steps: optimizer steps in all, for schedules that end.
-        offload: keys of [offload] (docs/training.md), for states on the host or on disk.
+        offload: keys of [offload] (docs/training/configuration.md), for states on the host or on disk.
         gather_together: for ZeRO stage 3, blocks that ranks may call differently or not at all: modules, or names and
             patterns of names ("decoder.layers.*"). They are gathered whenever the model is called, not one by one.
 
