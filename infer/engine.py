@@ -67,8 +67,8 @@ class Engine:
         self._begun = 0.0  # when the workers began to compute it
         self._taken: float | None = None  # when they had computed the one before; None: they had nothing to do
         self._arrivals = itertools.count()
-        # Guards the scheduler, the table of live requests and `_closing`: other threads add and look. The engine's thread
-        # alone takes requests out of the table, so it looks them up without the lock.
+        # Guards the scheduler, the table of live requests and `_closing`. The engine's thread alone takes requests out
+        # of the table, so it looks them up without the lock.
         self._lock = threading.Lock()
         limits = Limits.of(options, memory.max_model_len)
         self._scheduler = Scheduler(limits, memory.num_blocks, memory.block_size, memory.num_copies)

@@ -24,41 +24,24 @@ from ..requests.events import (
     TopLogprob,
     Usage,
 )
-from ..requests.sampling_params import SamplingParams
+from ..requests.sampling_params import OPTIONS, SamplingParams
 from ..requests.score import Score, score_of, score_of_places, score_places
 
-# The places of SamplingParams' fields in a GenerateRequest: fields with presence, and plain ones (unset = zero).
-_OPTIONAL: Final = (
-    ("sampling", "temperature"),
-    ("sampling", "top_k"),
-    ("sampling", "top_p"),
-    ("sampling", "min_p"),
-    ("sampling", "repetition_penalty"),
-    ("sampling", "presence_penalty"),
-    ("sampling", "frequency_penalty"),
-    ("sampling", "seed"),
-    ("sampling", "n"),
-    ("sampling", "json_schema"),
-    ("sampling", "regex"),
-    ("sampling", "grammar"),
-    ("stopping", "max_new_tokens"),
-    ("output", "logprobs"),
-    ("output", "prompt_logprobs"),
-)
-_PLAIN: Final = (
-    ("stopping", "min_new_tokens"),
-    ("stopping", "ignore_eos"),
-    ("output", "keep_special_tokens"),
-    ("output", "include_stop"),
+# The options that a message has as one value, and those of them whose absence it can tell.
+_LISTS: Final = ("logit_bias", "stop", "stop_token_ids")
+_VALUES: Final = tuple((each.part, name) for name, each in OPTIONS.items() if name not in _LISTS)
+_PARTS: Final = pb.GenerateRequest.DESCRIPTOR.fields_by_name
+_OPTIONAL: Final = frozenset(
+    name for part, name in _VALUES if _PARTS[part].message_type.fields_by_name[name].has_presence
 )
 
 
 def params_from_request(request: pb.GenerateRequest) -> SamplingParams:
     """Returns the sampling options of a request; optional fields that are unset keep the defaults of SamplingParams."""
-    given: dict[str, Any] = {name: getattr(getattr(request, part), name) for part, name in _PLAIN}
-    for part, name in _OPTIONAL:
+    given: dict[str, Any] = {}
+    for part, name in _VALUES:
         message = getattr(request, part)
-        if message.HasField(name):
+        if name not in _OPTIONAL or message.HasField(name):
             given[name] = getattr(message, name)
     return SamplingParams(
         **given,
@@ -74,7 +57,7 @@ def params_to_request(params: SamplingParams, request: pb.GenerateRequest) -> No
     Raises:
         ValueError: the wire's types cannot hold a number.
     """
-    for part, name in (*_OPTIONAL, *_PLAIN):
+    for part, name in _VALUES:
         value = getattr(params, name)
         if value is not None:
             setattr(getattr(request, part), name, value)

@@ -3,18 +3,13 @@
 import json
 from typing import Any, Final
 
+from ...core.argument_types import NUMBER
+from ..requests.sampling_params import OPTIONS
 from .fields import Fields
 
-# min_p and repetition_penalty, and below top_k, min_tokens, stop_token_ids and ignore_eos, are not OpenAI's: other
-# servers have them under these names too.
-_NUMBERS: Final = (
-    "temperature",
-    "top_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "min_p",
-    "repetition_penalty",
-)
+# Numbers have SamplingParams' names. Some of them, and below top_k, min_tokens, stop_token_ids and ignore_eos, are not
+# OpenAI's: other servers have them under these names too.
+_NUMBERS: Final = tuple(name for name, each in OPTIONS.items() if each.kind is NUMBER)
 NOT_BUILT: Final = frozenset(
     (
         "audio",

@@ -1,24 +1,18 @@
-"""The sampling options of a request, with the wire's field names and defaults."""
+"""The sampling options of a request, with the wire's field names and defaults.
+
+The fields of `SamplingParams` are the only table of options: from it come their validation, the columns of steps and of
+the samplers, and the fields of the wire and of HTTP.
+"""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final
 
-from ...core.argument_types import (
-    FLAG,
-    INTEGER,
-    INTEGERS,
-    NUMBER,
-    NUMBERS_BY_INTEGER,
-    TEXT,
-    TEXTS,
-    ArgumentType,
-    wrong_type,
-)
+from ...core.argument_types import FLAG, INTEGER, INTEGERS, NUMBER, NUMBERS_BY_INTEGER, TEXT, TEXTS, wrong_type
 from ...core.errors import InvalidRequest
 from ..constraints.grammar import Constraint, Kind
+from .option import FLOAT32, INT32, Range, option, option_metadata, options_of
 
 MAX_SAMPLES = 16
 MAX_TOP_LOGPROBS = 20
@@ -27,30 +21,10 @@ MAX_STOP_BYTES = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
 _CONSTRAINTS: Final[tuple[Kind, ...]] = ("json_schema", "regex", "grammar")
-# The types of fields by the part of the wire's request that they are in.
-_TYPES: Final[Mapping[str, Mapping[str, ArgumentType]]] = MappingProxyType(
-    {
-        "sampling": {
-            **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), NUMBER),
-            **dict.fromkeys(("presence_penalty", "frequency_penalty"), NUMBER),
-            **dict.fromkeys(("top_k", "n"), INTEGER),
-            "seed": INTEGER | None,
-            "logit_bias": NUMBERS_BY_INTEGER,
-            **dict.fromkeys(_CONSTRAINTS, TEXT | None),
-        },
-        "stopping": {
-            "max_new_tokens": INTEGER | None,
-            "min_new_tokens": INTEGER,
-            "stop": TEXTS,
-            "stop_token_ids": INTEGERS,
-            "ignore_eos": FLAG,
-        },
-        "output": {
-            **dict.fromkeys(("logprobs", "prompt_logprobs"), INTEGER | None),
-            **dict.fromkeys(("keep_special_tokens", "include_stop"), FLAG),
-        },
-    }
-)
+_FINITE: Final = Range(-math.inf, math.inf, "a finite number in [-inf, inf]")
+_FROM_0: Final = Range(0.0, math.inf, "a finite number in [0, inf]")
+_ABOVE_0: Final = Range(0.0, math.inf, "a finite number above 0", has_low=False)
+_ALTERNATIVES: Final = Range(0, MAX_TOP_LOGPROBS, f"0 to {MAX_TOP_LOGPROBS}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,34 +59,36 @@ class SamplingParams:
         InvalidRequest: a value has the wrong type; the error names the field as on the wire.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None
-    n: int = 1
-    json_schema: str | None = None
-    regex: str | None = None
-    grammar: str | None = None
-    max_new_tokens: int | None = None
-    min_new_tokens: int = 0
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    keep_special_tokens: bool = False
-    include_stop: bool = False
+    temperature: float = option(1.0, "sampling", NUMBER, _FROM_0, FLOAT32)
+    top_k: int = option(0, "sampling", INTEGER, Range(0, math.inf, "0 (off) or more"), INT32)
+    top_p: float = option(1.0, "sampling", NUMBER, Range(0.0, 1.0, "a number in (0, 1]", has_low=False), FLOAT32)
+    min_p: float = option(0.0, "sampling", NUMBER, Range(0.0, 1.0, "a finite number in [0, 1]"), FLOAT32)
+    repetition_penalty: float = option(1.0, "sampling", NUMBER, _ABOVE_0, FLOAT32)
+    presence_penalty: float = option(0.0, "sampling", NUMBER, _FINITE, FLOAT32)
+    frequency_penalty: float = option(0.0, "sampling", NUMBER, _FINITE, FLOAT32)
+    logit_bias: Mapping[int, float] = field(
+        default_factory=dict, metadata=option_metadata("sampling", NUMBERS_BY_INTEGER)
+    )
+    seed: int | None = option(None, "sampling", INTEGER | None, Range(0, 2**64 - 1, "an unsigned 64-bit integer"))
+    n: int = option(1, "sampling", INTEGER, Range(1, MAX_SAMPLES, f"1 to {MAX_SAMPLES}"))
+    json_schema: str | None = option(None, "sampling", TEXT | None)
+    regex: str | None = option(None, "sampling", TEXT | None)
+    grammar: str | None = option(None, "sampling", TEXT | None)
+    max_new_tokens: int | None = option(None, "stopping", INTEGER | None, Range(1, math.inf, "1 or more, or unset"))
+    min_new_tokens: int = option(0, "stopping", INTEGER, Range(0, math.inf, "0 or more"))
+    stop: tuple[str, ...] = option((), "stopping", TEXTS)
+    stop_token_ids: tuple[int, ...] = option((), "stopping", INTEGERS)
+    ignore_eos: bool = option(False, "stopping", FLAG)
+    logprobs: int | None = option(None, "output", INTEGER | None, _ALTERNATIVES)
+    prompt_logprobs: int | None = option(None, "output", INTEGER | None, _ALTERNATIVES)
+    keep_special_tokens: bool = option(False, "output", FLAG)
+    include_stop: bool = option(False, "output", FLAG)
 
     def __post_init__(self) -> None:
-        for part, types in _TYPES.items():
-            if (wrong := wrong_type(self, types)) is not None:
-                name, why = wrong
-                raise InvalidRequest(f"{part}.{name} is {why}", field=f"{part}.{name}")
+        if (wrong := wrong_type(self, _KINDS)) is not None:
+            name, why = wrong
+            field = f"{OPTIONS[name].part}.{name}"
+            raise InvalidRequest(f"{field} is {why}", field=field)
 
     @property
     def constraint(self) -> Constraint | None:
@@ -122,38 +98,34 @@ class SamplingParams:
                 return Constraint(kind, text)
         return None
 
+    @property
+    def is_filtered(self) -> bool:
+        """Whether only some tokens are kept, whatever their noise."""
+        return self.top_k != 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the tokens of the output so far change logits."""
+        return self.has_prompt_penalty or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def has_prompt_penalty(self) -> bool:
+        """Whether the tokens of the prompt change logits, too."""
+        return self.repetition_penalty != 1
+
     def validate(self, vocab_size: int) -> None:
         """Checks all values for a model of that vocabulary.
 
         Raises:
             InvalidRequest: a value cannot be served; the error names the first wrong field, as on the wire.
         """
-        for name, low, high in (
-            ("temperature", 0.0, math.inf),
-            ("min_p", 0.0, 1.0),
-            ("presence_penalty", -math.inf, math.inf),
-            ("frequency_penalty", -math.inf, math.inf),
-        ):
+        for name, each in OPTIONS.items():
             value = getattr(self, name)
-            if not (math.isfinite(value) and low <= value <= high):
-                raise _bad(f"sampling.{name}", value, f"a finite number in [{low:g}, {high:g}]")
-        if not 0.0 < self.top_p <= 1.0:
-            raise _bad("sampling.top_p", self.top_p, "a number in (0, 1]")
-        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
-            raise _bad("sampling.repetition_penalty", self.repetition_penalty, "a finite number above 0")
-        if self.top_k < 0:
-            raise _bad("sampling.top_k", self.top_k, "0 (off) or more")
-        if not 1 <= self.n <= MAX_SAMPLES:
-            raise _bad("sampling.n", self.n, f"1 to {MAX_SAMPLES}")
-        if self.seed is not None and not 0 <= self.seed < 2**64:
-            raise _bad("sampling.seed", self.seed, "an unsigned 64-bit integer")
+            if each.allowed is not None and value is not None and not each.allowed.has(value):
+                raise _bad(f"{each.part}.{name}", value, each.allowed.words)
         self._validate_bias(vocab_size)
         self._validate_stopping(vocab_size)
         self._validate_constraint()
-        for name in ("logprobs", "prompt_logprobs"):
-            count = getattr(self, name)
-            if count is not None and not 0 <= count <= MAX_TOP_LOGPROBS:
-                raise _bad(f"output.{name}", count, f"0 to {MAX_TOP_LOGPROBS}")
 
     def _validate_bias(self, vocab_size: int) -> None:
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
@@ -173,10 +145,6 @@ class SamplingParams:
                 raise _bad(f"stopping.{name}", getattr(self, name), f"unset beside {given[0]}, which says where to end")
 
     def _validate_stopping(self, vocab_size: int) -> None:
-        if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise _bad("stopping.max_new_tokens", self.max_new_tokens, "1 or more, or unset")
-        if self.min_new_tokens < 0:
-            raise _bad("stopping.min_new_tokens", self.min_new_tokens, "0 or more")
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise _bad(
                 "stopping.min_new_tokens", self.min_new_tokens, f"at most max_new_tokens = {self.max_new_tokens}"
@@ -191,6 +159,11 @@ class SamplingParams:
         for token in self.stop_token_ids:
             if not 0 <= token < vocab_size:
                 raise _bad("stopping.stop_token_ids", token, f"ids below the vocabulary's {vocab_size}")
+
+
+# All options by name, in the order above.
+OPTIONS: Final = options_of(SamplingParams)
+_KINDS: Final = {name: each.kind for name, each in OPTIONS.items()}
 
 
 def _bad(name: str, shown: object, right: str, given: object = None) -> InvalidRequest:

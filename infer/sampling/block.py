@@ -6,14 +6,13 @@ from typing import Any, Final
 import numpy as np
 
 from ..requests.sampling_params import MAX_TOP_LOGPROBS
-from ..scheduling.steps.step_plan import NO_LOGPROBS, NUM_CANDIDATES, Array, SamplerOutput, SamplingRows
+from ..scheduling.steps.step_plan import NO_LOGPROBS, NUM_CANDIDATES, OPTION_COLUMNS, Array, SamplerOutput, SamplingRows
 
 _NUMBERS: Final = ("vocab", "row_stride", "mask_stride", "top_width")
-_OPTIONS: Final[dict[str, type[np.generic]]] = {
-    **dict.fromkeys(("target", "num_top", "top_k", "sample_index", "new_number", "mask"), np.int32),
-    **dict.fromkeys(("temperature", "top_p", "min_p"), np.float32),
-    **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), np.float32),
-    "seed": np.uint64,
+_OPTIONS: Final = {
+    **dict.fromkeys(("target", "num_top", "sample_index", "new_number", "mask"), "<i4"),
+    **OPTION_COLUMNS,
+    "seed": "<u8",
 }
 _STARTS: Final = ("bias_start", "count_start")
 _ENTRIES: Final = ("bias_token", "bias_value", "count_token", "count_value")

@@ -10,14 +10,16 @@
 #define PUBLIC __attribute__((visibility("default")))
 #define ASKED -2 /* see SamplingRow */
 
-/* The batch, a column per option (see SamplingRows); sampling writes all outputs of a row. */
+/* The batch, a column per option, in the order of SamplingParams (see SamplingRows); sampling writes all outputs of a row. */
 typedef struct {
     int64_t vocab, row_stride, mask_stride, top_width; /* in elements */
     const float *logits;
     const uint32_t *masks; /* NULL: no row has one */
-    const int32_t *target, *num_top, *top_k, *sample_index, *new_number;
+    const int32_t *target, *num_top, *sample_index, *new_number;
     const int32_t *mask; /* the number of a row's mask, negative: all tokens are allowed; ASKED: it has candidates, too */
-    const float *temperature, *top_p, *min_p, *repetition_penalty, *presence_penalty, *frequency_penalty;
+    const float *temperature;
+    const int32_t *top_k;
+    const float *top_p, *min_p, *repetition_penalty, *presence_penalty, *frequency_penalty;
     const uint64_t *seed;
     const int64_t *bias_start, *count_start; /* entries [bias_start[i], bias_start[i + 1]) are row i's */
     const int32_t *bias_token;

@@ -318,8 +318,8 @@ def has_candidates(params: SamplingParams) -> bool:
 
     Filters look at the tokens that a mask leaves, a bias may ban the only one, and log-probabilities are of one token.
     """
-    is_filtered = params.top_k != 0 or params.top_p < 1 or params.min_p > 0
-    return params.logprobs is None and not params.logit_bias and (params.temperature == 0 or not is_filtered)
+    is_one_kept = params.temperature == 0 or not params.is_filtered
+    return params.logprobs is None and not params.logit_bias and is_one_kept
 
 
 def seed_of(request: Request) -> int:

@@ -7,16 +7,15 @@ import numpy as np
 
 from ...core.integers import ceil_div
 from ..scheduling.steps.step_message import NextTokens, StepMessage
-from ..scheduling.steps.step_plan import Array, SamplingRow, SamplingRows, StepPlan, entries
+from ..scheduling.steps.step_plan import OPTION_COLUMNS, Array, SamplingRow, SamplingRows, StepPlan, entries
 from ..scheduling.steps.token_counts import TokenCounts
 from .sampled_rows import SampledRows
 
 # The columns of a slot; SamplingRows has them per row.
 _OPTIONS: Final = {
-    **dict.fromkeys(("num_top", "top_k", "sample_index"), np.int32),
-    **dict.fromkeys(("temperature", "top_p", "min_p"), np.float32),
-    **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), np.float32),
-    "seed": np.uint64,
+    **dict.fromkeys(("num_top", "sample_index"), "<i4"),
+    **OPTION_COLUMNS,
+    "seed": "<u8",
 }
 Columns = tuple[Array, Array]
 _NOTHING: Final[Columns] = (np.empty(0, np.int32), np.empty(0, np.int32))

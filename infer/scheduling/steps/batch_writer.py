@@ -11,7 +11,7 @@ from ..sequences.scheduled_chunk import ScheduledChunk
 from ..sequences.sequence import UNKNOWN, Status
 from ..sequences.sequence import Sequence as Sample
 from .step_message import OPENED, NextTokens, StepMessage
-from .step_plan import ASKED, NO_LOGPROBS, NO_MASK, Array, SamplingRow
+from .step_plan import ASKED, NO_LOGPROBS, NO_MASK, OPTION_COLUMNS, Array, SamplingRow
 from .token_counts import TokenCounts
 
 
@@ -172,9 +172,7 @@ class BatchWriter:
             row["num_top"] = NO_LOGPROBS if params.logprobs is None else params.logprobs
             row["num_bias"], row["num_banned"] = len(params.logit_bias), len(stopping)
             row["num_counts"] = -1 if counted is None else len(counted)
-            for name in ("min_new_tokens", "temperature", "top_k", "top_p", "min_p"):
-                row[name] = getattr(params, name)
-            for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+            for name in ("min_new_tokens", *OPTION_COLUMNS):
                 row[name] = getattr(params, name)
             bias["token"].append(np.array(list(params.logit_bias), np.int32))
             bias["value"].append(np.array(list(params.logit_bias.values()), np.float32))
@@ -187,20 +185,16 @@ class BatchWriter:
 def count_tokens(sequence: Sample) -> TokenCounts | None:
     """Returns the tokens under penalties, counted in all of a sequence; None without penalties."""
     params: SamplingParams = sequence.params
-    if not _has_penalties(params):
+    if not params.has_penalties:
         return None
-    prompt = sequence.prompt if params.repetition_penalty != 1 else ()
+    prompt = sequence.prompt if params.has_prompt_penalty else ()
     counts = TokenCounts(dict.fromkeys(prompt, 0))
     counts.add(sequence.output)
     return counts
 
 
-def _has_penalties(params: SamplingParams) -> bool:
-    return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
-
-
 def _is_plain(params: SamplingParams) -> bool:
-    return not (params.logit_bias or params.min_new_tokens or _has_penalties(params))
+    return not (params.logit_bias or params.min_new_tokens or params.has_penalties)
 
 
 def _ints(values: "array[int]") -> Array:

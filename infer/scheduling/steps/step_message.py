@@ -13,15 +13,14 @@ from typing import Final
 
 import numpy as np
 
-from .step_plan import Array
+from .step_plan import OPTION_COLUMNS, Array
 
 # A row of `opened`; the names that SamplingRow has too mean the same.
 OPENED: Final = np.dtype(
     [
-        *((name, "<i4") for name in ("slot", "num_top", "top_k", "sample_index", "min_new_tokens")),
+        *((name, "<i4") for name in ("slot", "num_top", "sample_index", "min_new_tokens")),
         *((name, "<i4") for name in ("num_bias", "num_banned", "num_counts")),
-        *((name, "<f4") for name in ("temperature", "top_p", "min_p")),
-        *((name, "<f4") for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")),
+        *OPTION_COLUMNS.items(),
         ("seed", "<u8"),
     ]
 )

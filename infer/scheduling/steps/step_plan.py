@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ...requests.sampling_params import OPTIONS
 from .token_counts import TokenCounts
 
 Array = npt.NDArray[Any]
@@ -21,6 +22,13 @@ NO_LOGPROBS: Final = -1
 NO_MASK: Final = -1
 ASKED: Final = -2  # the mask of a row whose candidates the engine chooses among
 NUM_CANDIDATES: Final = 8
+# The columns of the samplers' options, and the types of their values.
+OPTION_COLUMNS: Final = {name: each.column for name, each in OPTIONS.items() if each.column is not None}
+_COLUMNS: Final = {
+    **dict.fromkeys(("token", "target", "num_top", "sample_index", "new_number", "mask"), "<i4"),
+    **OPTION_COLUMNS,
+    "seed": "<u8",
+}
 _RESULT_HEAD: Final = Struct("<3i")  # rows; alternatives of each, -1 without log-probabilities; candidates of each
 _NOTHING: Final = (np.empty(0, np.int32), np.empty(0, np.int32))
 
@@ -139,25 +147,7 @@ class SamplingRows:
         """Converts rows to columns."""
         bias = [_bias_columns(row.bias) if row.bias else _NOTHING for row in rows]
         counts = [row.counts.columns() if row.counts else _NOTHING for row in rows]
-        columns = {
-            name: np.array([getattr(row, name) for row in rows], dtype)
-            for name, dtype in (
-                ("token", np.int32),
-                ("target", np.int32),
-                ("num_top", np.int32),
-                ("temperature", np.float32),
-                ("top_k", np.int32),
-                ("top_p", np.float32),
-                ("min_p", np.float32),
-                ("repetition_penalty", np.float32),
-                ("presence_penalty", np.float32),
-                ("frequency_penalty", np.float32),
-                ("seed", np.uint64),
-                ("sample_index", np.int32),
-                ("new_number", np.int32),
-                ("mask", np.int32),
-            )
-        }
+        columns = {name: np.array([getattr(row, name) for row in rows], dtype) for name, dtype in _COLUMNS.items()}
         return SamplingRows(
             **columns,
             **entries("bias", bias, np.float32),

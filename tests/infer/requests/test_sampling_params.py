@@ -1,14 +1,17 @@
 """Sampling parameters: the limits of each, each refusal with the name of the wire's field."""
 
 import math
+import re
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tk
 from tk.core.errors import InvalidRequest
-from tk.infer.requests import sampling_params
-from tk.infer.requests.sampling_params import SamplingParams
+from tk.infer.requests.sampling_params import OPTIONS, SamplingParams
+from tk.proto.v1 import generation_pb2 as pb
 
 VOCAB = 10
 
@@ -86,7 +89,23 @@ def test_a_value_of_a_wrong_type_is_refused_with_its_field(field: str, value: An
     assert error.value.field == field
 
 
-def test_every_field_has_a_type() -> None:
-    assert {name for types in sampling_params._TYPES.values() for name in types} == {
-        field.name for field in fields(SamplingParams)
+def test_every_field_is_an_option_that_the_wire_has_with_the_same_default() -> None:
+    assert list(OPTIONS) == [field.name for field in fields(SamplingParams)]
+    parts = pb.GenerateRequest.DESCRIPTOR.fields_by_name
+    on_the_wire = {
+        (part, name) for part in ("sampling", "stopping", "output") for name in parts[part].message_type.fields_by_name
     }
+    assert on_the_wire == {(each.part, name) for name, each in OPTIONS.items()}
+    for name, each in OPTIONS.items():
+        default = getattr(SamplingParams(), name)
+        assert each.kind.accepts(default)
+        assert default is None or each.allowed is None or each.allowed.has(default)
+
+
+@pytest.mark.parametrize("name", ["min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"])
+def test_an_option_is_written_down_in_few_files(name: str) -> None:
+    """Its field, its effect in numpy and in C, its column in a step; the .proto apart."""
+    root = Path(tk.__file__).parent
+    files = [path for ending in ("py", "c", "h") for path in (root / "infer").rglob(f"*.{ending}")]
+    naming = [str(path.relative_to(root)) for path in files if re.search(rf"\b{name}\b", path.read_text())]
+    assert len(naming) <= 5, naming

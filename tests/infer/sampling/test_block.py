@@ -1,9 +1,13 @@
 """The argument block of the sampler in C: options are copied, lists are read in place, results are aligned."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from tk.infer.sampling.block import SamplingBlock, most_alternatives, results_bytes
+from tk.infer.sampling import block as block_module
+from tk.infer.sampling.block import SamplingBatch, SamplingBlock, most_alternatives, results_bytes
 from tk.infer.scheduling.steps.step_plan import NO_LOGPROBS, SamplingRow, SamplingRows
 from tk.infer.scheduling.steps.token_counts import TokenCounts
 
@@ -59,3 +63,11 @@ def test_only_the_requested_alternatives_are_returned() -> None:
         assert most_alternatives(SamplingRows.pack(none)) == NO_LOGPROBS
     block = SamplingBlock(3, 50)
     assert block.output(2, most_alternatives(ROWS)).top_logprobs.shape == (2, 3)
+
+
+def test_c_has_the_columns_in_the_same_order() -> None:
+    source = (Path(block_module.__file__).parent / "sampler.c").read_text()
+    struct = source[source.index("typedef struct {") : source.index("} sampling_batch;")]
+    code = re.sub(r"/\*.*?\*/", "", struct, flags=re.DOTALL).partition("{")[2]
+    names = re.findall(r"\*?(\w+)(?=[,;])", code)
+    assert names == [name for name, *_ in SamplingBatch._fields_]
