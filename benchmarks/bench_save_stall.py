@@ -25,7 +25,6 @@ import click
 if TYPE_CHECKING:
     from tk.parallel.mesh import Mesh
     from tk.train.saving.snapshot import Snapshot
-    from tk.train.zero.states.open_states import StatePlaces
 
 
 @click.command()
@@ -134,6 +133,7 @@ def build(megabytes: int, mesh: "Mesh") -> "Snapshot":
     from tk.train.saving.snapshot import Snapshot
     from tk.train.zero.flat_buffers import FlatBuffers
     from tk.train.zero.sharded_adamw import ShardedAdamW
+    from tk.train.zero.states.open_states import StatePlaces
 
     shape = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 8, "vocab_size": 4096}
     num_layers = max(1, round((megabytes * 2**20 / 12 - 2 * 4096 * 1024) / (4 * 1024**2 + 3 * 1024 * 2816)))
