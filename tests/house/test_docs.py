@@ -13,6 +13,7 @@ from tk.core.config import load_toml
 from tk.train.config.train_config import TrainConfig
 
 ROOT = Path(__file__).resolve().parents[2]
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 DOCUMENTS = sorted(str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))
 
 
@@ -74,8 +75,9 @@ def test_every_command_has_help_with_an_example() -> None:
             assert re.search(r"Example:\s+tk ", shown), each.name
 
 
-def test_functions_that_the_trails_name_exist(root: Path) -> None:
-    named = re.findall(r"`([a-z_/]+\.py)`\s+`([A-Za-z_.]+)`", (root / "docs" / "trails.md").read_text())
+@pytest.mark.parametrize("page", ["trails.md", "request.md"])
+def test_functions_that_the_trails_name_exist(root: Path, page: str) -> None:
+    named = re.findall(r"`([a-z_/]+\.py)`\s+`([A-Za-z_.]+)`", (root / "docs" / page).read_text())
     assert len(named) > 15
     missing = [f"{path}: {name}" for path, name in named if name not in _defined(root / path)]
     assert missing == []
@@ -85,10 +87,10 @@ def _defined(path: Path) -> set[str]:
     """Returns the functions and methods of a module, as `function` and `Class.method`."""
     names: set[str] = set()
     for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, FUNCTIONS):
             names.add(node.name)
         elif isinstance(node, ast.ClassDef):
-            names |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)}
+            names |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, FUNCTIONS)}
     return names
 
 
