@@ -29,7 +29,7 @@ from .activation_memory import (
     stage_bytes,
     staying_bytes,
 )
-from .model_states import exchange_copies, model_state_bytes, state_parts
+from .model_states import ONE_GRADIENT, exchange_copies, model_state_bytes, state_parts
 from .moved_bytes import Moved, moved_bytes
 from .placed_bytes import PlacedBytes
 from .planned_model import planned_model
@@ -117,16 +117,17 @@ class PlannedRun:
         return stage_bytes(self.shape, stage) - staying_bytes(self.shape, stage, self._logits_wait)
 
     def cpu_memory(self) -> tuple[int, ...]:
-        """Returns the bytes of all parts on a CPU, and of what takes memory only there, of each pipeline rank.
-
-        Products have ended when gradients are exchanged, so their blocks and copies of gradients are not there at once.
-        """
-        config, layout = self.config, self.layout
+        """Returns the bytes of all parts on a CPU, and of what takes memory only there, of each pipeline rank."""
         return tuple(
-            placed.on_cpu
-            + max(exchange_copies(config, layout, params), free_bytes(self.shape, stages(self.table, layout, pp)))
+            placed.on_cpu + self._only_on_cpus(placed, params, pp)
             for pp, (placed, params) in enumerate(zip(self.memory(), self.ranks, strict=True))
         )
+
+    def _only_on_cpus(self, placed: PlacedBytes, params: Sequence[LocalParam], pp: int) -> int:
+        """Returns the bytes of copies of exchanges, or of free blocks: a product ends before its gradient is there."""
+        free = free_bytes(self.shape, stages(self.table, self.layout, pp))
+        copies = exchange_copies(self.config, self.layout, params)
+        return max(copies, free - placed.device.get(ONE_GRADIENT, 0))
 
     @property
     def fullest(self) -> tuple[LocalParam, ...]:

@@ -89,7 +89,7 @@ def test_the_traffic_is_that_of_the_pipeline_rank_with_the_most_parameters(run: 
 
 def test_on_a_cpu_exchanges_take_copies_once_the_blocks_of_products_are_gone(configure: Configure) -> None:
     sections: dict[str, Any] = {"parallel": {"dp": 2}, "zero": {"stage": 3}, "precision": {"params": "bf16"}}
-    for seq_len, vocabulary, of_exchanges in ((32, 400, False), (8, 32000, True)):
+    for seq_len, vocabulary, of_exchanges in ((64, 400, False), (8, 32000, True)):
         rows = {"seq_len": seq_len, "micro_batch_size": 1}
         config = configure(model={"vocab_size": vocabulary, "hidden_size": 128}, train=rows, **sections)
         run = prepare_run(parse(config, TrainConfig, "test"), 2)
