@@ -161,6 +161,12 @@ def backward_bytes(shape: PassShape, stage: Stage) -> int:
     return widest + shape.tokens * shape.spec.hidden_size * shape.itemsize
 
 
+def wide_logits_bytes(shape: PassShape, held: Sequence[Stage]) -> int:
+    """Returns the bytes of the logits in fp32 if parameters have less: a CPU without kernels rounds them afterwards."""
+    wide = shape.itemsize < FP32.itemsize and any(stage.last for stage in held)
+    return shape.tokens * shape.vocab_rows * FP32.itemsize if wide else 0
+
+
 def free_bytes(shape: PassShape, held: Sequence[Stage]) -> int:
     """Returns the bytes that malloc holds free on a CPU when a rank's memory is largest, measured rather than derived.
 

@@ -12,7 +12,6 @@ has 2 / N more: shards in the parameters' dtype, beside masters that went with t
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Final
 
 from ...core.buckets import Bucket, buckets
 from ...core.dtypes import FP32, by_name
@@ -23,8 +22,6 @@ from ..config.sections import Tier
 from ..config.train_config import TrainConfig
 from .backward_moments import IN_EXCHANGE, Moment, backward_moments
 from .placed_bytes import TRANSFERS, PlacedBytes
-
-ONE_GRADIENT: Final = "one gradient"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +113,7 @@ def _moments(config: TrainConfig, layout: Layout, plans: Sequence[Bucket]) -> li
 def _backward(config: TrainConfig, layout: Layout, plans: Sequence[Bucket]) -> dict[str, int]:
     """Returns the bytes by part of the fullest moment of a backward pass, from stage 2 on."""
     fullest = max(_moments(config, layout, plans), key=lambda each: each.on_device)
-    parts = {"buckets": fullest.buckets, "received parts": fullest.received, ONE_GRADIENT: fullest.gradient}
+    parts = {"buckets": fullest.buckets, "received parts": fullest.received, "one gradient": fullest.gradient}
     return parts | ({"gathered parameters": fullest.gathered} if layout.zero == 3 else {})
 
 

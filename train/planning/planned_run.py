@@ -28,8 +28,9 @@ from .activation_memory import (
     returned_bytes,
     stage_bytes,
     staying_bytes,
+    wide_logits_bytes,
 )
-from .model_states import ONE_GRADIENT, exchange_copies, model_state_bytes, state_parts
+from .model_states import exchange_copies, model_state_bytes, state_parts
 from .moved_bytes import Moved, moved_bytes
 from .placed_bytes import PlacedBytes
 from .planned_model import planned_model
@@ -119,15 +120,16 @@ class PlannedRun:
     def cpu_memory(self) -> tuple[int, ...]:
         """Returns the bytes of all parts on a CPU, and of what takes memory only there, of each pipeline rank."""
         return tuple(
-            placed.on_cpu + self._only_on_cpus(placed, params, pp)
+            placed.on_cpu + self._only_on_cpus(params, pp)
             for pp, (placed, params) in enumerate(zip(self.memory(), self.ranks, strict=True))
         )
 
-    def _only_on_cpus(self, placed: PlacedBytes, params: Sequence[LocalParam], pp: int) -> int:
-        """Returns the bytes of copies of exchanges, or of free blocks: a product ends before its gradient is there."""
-        free = free_bytes(self.shape, stages(self.table, self.layout, pp))
-        copies = exchange_copies(self.config, self.layout, params)
-        return max(copies, free - placed.device.get(ONE_GRADIENT, 0))
+    def _only_on_cpus(self, params: Sequence[LocalParam], pp: int) -> int:
+        """Returns the bytes of copies of exchanges, or of products' blocks: these have ended before an exchange."""
+        held = stages(self.table, self.layout, pp)
+        keeps_freed = self.config.offload.optimizer == "none"  # see train/launch/worker.py
+        blocks = free_bytes(self.shape, held) if keeps_freed else wide_logits_bytes(self.shape, held)
+        return max(exchange_copies(self.config, self.layout, params), blocks)
 
     @property
     def fullest(self) -> tuple[LocalParam, ...]:
