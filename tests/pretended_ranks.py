@@ -43,4 +43,4 @@ class PretendedRanks:
 
 
 def _post(operations: list[dist.P2POp]) -> list[Any]:
-    return [each.op(each.tensor, group=each.group, tag=each.tag, group_peer=each.group_peer) for each in operations]
+    return [each.op(each.tensor, each.peer, each.group, each.tag) for each in operations]
