@@ -12,13 +12,10 @@ counted, those of memory that is not pinned refused if a test asks for that. Num
 both ways. All threads that start meanwhile have the GPU, too.
 """
 
-import sys
 import threading
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import repeat
-from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
 import pytest
@@ -36,6 +33,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tk.tests.pretended_memory import PretendedMemory
 from tk.tests.pretended_ranks import PretendedRanks
+from tk.tests.running_function import A_TEST, running_function
 from tk.train.foreign import take_over
 from tk.train.zero import saved_activations
 from tk.train.zero.native_adamw import AdamWUpdate, NativeAdamW
@@ -53,9 +51,8 @@ _READS: Final = frozenset(
     }
 )
 _MOVES: Final = (torch.ops.aten.copy_.default, torch.ops.aten.index_put_.default)  # take a tensor of the CPU, too
-_ROOT: Final = Path(__file__).resolve().parents[1]
-_TEST: Final = "a test"
 _COPIES: Final = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
+_EMPTY, _DETACH = torch.ops.aten.empty.memory_format, torch.ops.aten.detach.default
 _NOT_OF_HOST: Final = 1 << 62  # in every address of the GPU's memory
 _DATA: Final = vars(torch._C.TensorBase)["data"]
 
@@ -65,9 +62,12 @@ class OnGpu(torch.Tensor):
 
     Attributes:
         held: the tensor on the CPU.
+        is_blank: whether it was made without values: then it may be one of a module that is built on torch's device of
+            that name, to which memory is given later.
     """
 
     held: torch.Tensor
+    is_blank = False
 
     @staticmethod
     def __new__(cls: "type[OnGpu]", values: torch.Tensor) -> "OnGpu":
@@ -113,8 +113,8 @@ class OnGpu(torch.Tensor):
 
     @property
     def is_meta(self) -> bool:  # type: ignore[override]
-        """False, whatever the device is called."""
-        return False
+        """Whether it may be without memory, whatever the device is called."""
+        return self.is_blank
 
     def set_(self, *arguments: Any) -> "OnGpu":
         """Returns a tensor on a storage of the GPU."""
@@ -206,7 +206,10 @@ class _Pretending(TorchDispatchMode):
         result = operation(*plain[0], **plain[1])
         rest = iter(devices if len({*devices}) > 1 else repeat(*{*devices})) if devices else iter(())
         given = {id(_plain(each)): each for each in tensors}
-        return tree_map(lambda each: _placed(each, rest, given), result)
+        placed = tree_map(lambda each: _placed(each, rest, given), result)
+        if operation is _EMPTY or (operation is _DETACH and tensors[0].is_meta):
+            placed.is_blank = True
+        return placed
 
     def _copy(self, operation: Any, first: torch.Tensor, plain: Any, device: torch.device) -> torch.Tensor:
         """Copies between the GPU and the host, and judges the memory of the host."""
@@ -233,9 +236,9 @@ class _Pretending(TorchDispatchMode):
         return first if into else OnGpu(result) if device == GPU else result
 
     def _judge_pageable(self, what: str) -> None:
-        place = _place()
+        place = running_function()
         self.pageable.append(f"{place}: {what} that is not pinned")
-        assert self._allowed is None or place in (_TEST, *self._allowed), self.pageable[-1]
+        assert self._allowed is None or place in (A_TEST, *self._allowed), self.pageable[-1]
 
     def _devices(self, operation: Any, arguments: Any, keywords: Any) -> list[torch.device]:
         """Returns the devices of the resulting tensors; raises what torch raises for a mix of devices."""
@@ -277,18 +280,6 @@ def _placed(each: Any, devices: Iterator[torch.device], given: dict[int, torch.T
 def _named(each: Any) -> Any:
     """Returns an argument of a function, with the GPU for CUDA's device."""
     return GPU if isinstance(each, torch.device) and each.type == "cuda" else each
-
-
-def _place() -> str:
-    """Returns the function of the toolkit that runs, outside of tests."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        path, name = Path(frame.f_code.co_filename), frame.f_code.co_name
-        ours = path.is_relative_to(_ROOT) and path.relative_to(_ROOT).parts[0] not in ("tests", ".venv")
-        if ours and not name.startswith("<"):  # as <listcomp>
-            return f"{path.relative_to(_ROOT)} {name}"
-        frame = frame.f_back
-    return _TEST
 
 
 def _plain(each: Any) -> Any:

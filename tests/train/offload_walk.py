@@ -67,7 +67,7 @@ def _train(config: dict[str, Any], device: torch.device) -> Iterator[Any]:
     results: list[StepResult] = []
     trainer = make_trainer(config, device=device, on_step=lambda step, result: results.append(result))
     trainer.fit()
-    yield from ((each.loss, each.grad_norm) for each in results)
+    yield from (value for each in results for value in (each.loss, each.grad_norm))
     with trainer.engine.whole_parameters():
         yield from (float(each.params.double().sum()) for each in trainer.engine.buffers.buckets)
 
