@@ -104,9 +104,8 @@ def test_a_layout_has_the_bits_of_one_that_keeps_its_activations(
     assert held[0] == held[-1] > 0
 
 
-@pytest.mark.parametrize(
-    "name", ["experts", *(pytest.param(each, marks=pytest.mark.matrix) for each in list(MODELS)[1:])]
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", MODELS)
 def test_other_models_have_the_bits_of_runs_that_keep_their_activations(
     rank_pool: RankPool, configure: Configure, name: str
 ) -> None:
