@@ -17,22 +17,12 @@ from typing import Any, Final
 
 import click
 
-from tk.benchmarks.bench_training_memory import free_port
+from tk.benchmarks.bench_training_memory import LARGE, free_port
 from tk.core.cpu import read_cpu
 from tk.core.progress import format_bytes
 
 ROOM: Final = 1.1
-LLAMA_1B: Final[Mapping[str, int]] = MappingProxyType(
-    {
-        "vocab_size": 32000,
-        "hidden_size": 2048,
-        "intermediate_size": 5632,
-        "num_hidden_layers": 22,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 4096,
-    }
-)
+LLAMA_1B: Final = {**LARGE["model"], "max_position_embeddings": 4096}
 SMALL: Final[Mapping[str, int]] = dict(LLAMA_1B) | {
     "vocab_size": 8000,
     "hidden_size": 1024,

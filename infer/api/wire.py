@@ -27,7 +27,7 @@ from ..requests.events import (
 from ..requests.sampling_params import OPTIONS, SamplingParams
 from ..requests.score import Score, score_of, score_of_places, score_places
 
-# The options that a message has as one value, and those of them whose absence it can tell.
+# The options that a message has as one value, and those of them that may be absent.
 _LISTS: Final = ("logit_bias", "stop", "stop_token_ids")
 _VALUES: Final = tuple((each.part, name) for name, each in OPTIONS.items() if name not in _LISTS)
 _PARTS: Final = pb.GenerateRequest.DESCRIPTOR.fields_by_name

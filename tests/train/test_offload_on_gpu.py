@@ -1,4 +1,4 @@
-"""Offload beside a GPU, as far as a machine without one can tell.
+"""Offload beside a GPU, as far as a machine without one can show it.
 
 The GPU is a pretended one: operations on tensors of GPU and host, copies of memory that is not pinned, and addresses of
 the GPU in native code are errors, and a copy that is not awaited has no result. A run with everything offloaded makes

@@ -30,12 +30,13 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no an
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
     ) -> Any:
         """Returns the handler of a call: its own, or one that refuses it."""
-        if not details.method.startswith(self._others):
+        handler = await continuation(details)
+        if handler is None or not details.method.startswith(self._others):  # None: no such method
             try:
                 self._callers.identify(details.invocation_metadata)
             except TkError as error:
                 return self._refusal(details.method, error)
-        return await continuation(details)
+        return handler
 
     def _refusal(self, method: str, error: TkError) -> Any:
         """Returns a handler that ends a call of any kind with an error; as one of streams it reads no message first."""

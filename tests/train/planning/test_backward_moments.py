@@ -43,7 +43,7 @@ def test_on_a_cpu_an_exchange_copies_what_it_has_received() -> None:
     assert (first.copies, started.copies) == (0, ROWS), "this rank's quarter, in fp32"
     assert last.copies == 4 * ROWS + LAYER, "the oldest exchange is whole"
     assert last.on_cpu == last.on_device + last.copies
-    assert all(each.copies == 0 for each in _moments(2, 1)), "one rank exchanges with nobody"
+    assert all(each.copies == 0 for each in _moments(2, 1)), "one rank has none to exchange with"
 
 
 def test_without_overlap_all_buckets_are_filled_first() -> None:

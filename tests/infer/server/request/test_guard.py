@@ -61,6 +61,10 @@ def test_without_a_token_only_health_answers(channel: grpc.Channel, stub: Any, e
         assert status_of(call, timeout=WAIT_SECONDS) == "UNAUTHENTICATED"
         assert status_of(call, **authorized("nobody's")) == "UNAUTHENTICATED"
         assert status_of(call, **authorized("operator's")) == "PERMISSION_DENIED"
+    for path in ("/tk.v1.Generation/Unknown", "/tk.v1.Admin/Unknown", "/other/Unknown"):
+        unknown = channel.unary_unary(path)
+        assert status_of(lambda _call=unknown, **how: _call(b"", **how), timeout=WAIT_SECONDS) == "UNAUTHENTICATED"
+        assert status_of(lambda _call=unknown, **how: _call(b"", **how), **authorized("alice's")) == "UNIMPLEMENTED"
     reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
     request = reflection_pb2.ServerReflectionRequest(list_services="")
     assert status_of(lambda **how: next(reflection.ServerReflectionInfo(iter([request]), **how))) == "UNAUTHENTICATED"
