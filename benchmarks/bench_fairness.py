@@ -17,7 +17,7 @@ from tk.benchmarks.random_model import VOCAB_SIZE, random_model
 from tk.benchmarks.serving.grpc_load import ServedModel
 from tk.benchmarks.serving.in_turn import Promise
 from tk.core.cpu import read_cpu
-from tk.infer.server.access.tokens import GENERATE, Caller, line_of, token_digest
+from tk.infer.serve.access.tokens import GENERATE, Caller, line_of, token_digest
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import GenerationStub
 

@@ -10,11 +10,11 @@ import click
 import numpy as np
 
 from tk.core.cpu import read_cpu
-from tk.infer.sampling import numpy_sampler
-from tk.infer.sampling.native_sampler import native_sampler
-from tk.infer.sampling.sampler import Sample, run_sampler
-from tk.infer.scheduling.steps.step_plan import SamplingRow, SamplingRows
-from tk.infer.scheduling.steps.token_counts import TokenCounts
+from tk.infer.engine.kernels.sampler import numpy_sampler
+from tk.infer.engine.kernels.sampler.native_sampler import native_sampler
+from tk.infer.engine.kernels.sampler.sampler import Sample, run_sampler
+from tk.infer.engine.step.step_plan import SamplingRow, SamplingRows
+from tk.infer.engine.step.token_counts import TokenCounts
 
 VOCABULARIES = (32_000, 49_152, 128_256, 262_144)
 NUM_ROWS = (1, 8, 32)

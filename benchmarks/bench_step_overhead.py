@@ -8,10 +8,10 @@ import click
 
 from tk.benchmarks.random_model import tiny_model
 from tk.infer import SamplingParams
-from tk.infer.engine import Engine
-from tk.infer.options import EngineOptions
-from tk.infer.requests.events import Delta, Event, Failed, Request
-from tk.infer.workers.processes import WorkerProcesses
+from tk.infer.engine.engine import Engine
+from tk.infer.engine.options import EngineOptions
+from tk.infer.engine.request.events import Delta, Event, Failed, Request
+from tk.infer.engine.worker.processes import WorkerProcesses
 
 SETTLE = 20  # steps before the measurement
 

@@ -4,11 +4,11 @@ import sys
 
 import numpy as np
 
-from tk.infer.backends.backend import Masks, no_masks
-from tk.infer.backends.engine_line import EngineLine, WentOn
-from tk.infer.planning.job import Job
-from tk.infer.scheduling.steps.step_plan import Array, SamplerOutput, StepPlan
-from tk.infer.workers.worker import work
+from tk.infer.engine.kernels.backend import Masks, no_masks
+from tk.infer.engine.kernels.engine_line import EngineLine, WentOn
+from tk.infer.engine.planning.job import Job
+from tk.infer.engine.step.step_plan import Array, SamplerOutput, StepPlan
+from tk.infer.engine.worker.worker import work
 
 
 class ZeroCompute:

@@ -177,14 +177,14 @@ def _check_health(address: str) -> None:
 
 
 def _stream_all(address: str) -> list[Stream]:
-    from ..infer.api.client import Client
+    from ..infer.client.client import Client
 
     with Client(address, timeout=120) as client, ThreadPoolExecutor(len(PROMPTS)) as pool:
         return list(pool.map(lambda item: _stream(client, *item), enumerate(PROMPTS)))
 
 
 def _stream(client: Any, seed: int, prompt: str) -> Stream:
-    from ..infer.requests.sampling_params import SamplingParams
+    from ..infer.engine.request.sampling_params import SamplingParams
 
     params = SamplingParams(temperature=0.8, top_p=0.95, seed=seed, max_new_tokens=NEW_TOKENS)
     start = first = time.monotonic()

@@ -94,8 +94,8 @@ def _checkpoint_rows(out: Path, reshard_seconds: float) -> dict[str, str]:
 
 
 def _serving_rows(out: Path, streams: Sequence[Stream]) -> dict[str, str]:
-    from ..infer.options import EngineOptions
-    from ..infer.planning.memory_plan import plan_memory
+    from ..infer.engine.options import EngineOptions
+    from ..infer.engine.planning.memory_plan import plan_memory
 
     options = EngineOptions(out / "tp1", kv_blocks=64)
     int8, bf16 = (plan_memory(_model(out), options, "bf16", dtype).kv_bytes_per_token for dtype in ("int8", "bf16"))

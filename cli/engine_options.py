@@ -5,8 +5,8 @@ from typing import Final
 import click
 
 from ..core.dtypes import COMPUTE_NAMES
-from ..infer.kv_formats import KV_DTYPES
-from ..infer.options import KERNELS, WEIGHT_DTYPES
+from ..infer.engine.kv_formats import KV_DTYPES
+from ..infer.engine.options import KERNELS, WEIGHT_DTYPES
 from .common import ByteSize
 
 DTYPES: Final = click.Choice(["auto", *COMPUTE_NAMES])

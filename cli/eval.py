@@ -14,7 +14,7 @@ from .engine_options import DTYPES, KV_CACHE_DTYPES, QUANTIZED_DTYPES, kernels_o
 
 if TYPE_CHECKING:
     from ..checkpoint import Checkpoint
-    from ..infer.api.perplexity import EvalText
+    from ..infer.engine.perplexity import EvalText
     from .eval_report import EvalRun
 
 LONGEST_DEFAULT: Final = 2048  # tokens of context, where the model takes more
@@ -111,8 +111,8 @@ def _context(checkpoint: "Checkpoint", wanted: int | None) -> int:
 def _measure(
     checkpoint: Path, texts: "list[EvalText]", window: tuple[int, int], engine_values: dict[str, Any]
 ) -> "EvalRun":
-    from ..infer.api.llm import LLM
-    from ..infer.api.perplexity import measure_perplexity, num_scored
+    from ..infer.engine.llm import LLM
+    from ..infer.engine.perplexity import measure_perplexity, num_scored
     from .eval_report import EvalRun
 
     context, stride = window

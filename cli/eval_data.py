@@ -9,7 +9,7 @@ import numpy as np
 from ..core.errors import ConfigError
 from ..data.sources import find_corpus
 from ..data.token_file import TokenFile
-from ..infer.api.perplexity import EvalText
+from ..infer.engine.perplexity import EvalText
 from ..text.tokenizer import Tokenizer
 from .corpus_report import echo_left_out
 

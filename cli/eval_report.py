@@ -4,8 +4,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..infer.api.perplexity import Perplexity
-from ..infer.requests.events import ModelInfo
+from ..infer.engine.perplexity import Perplexity
+from ..infer.engine.request.events import ModelInfo
 
 
 @dataclass(frozen=True)

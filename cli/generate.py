@@ -26,12 +26,12 @@ from .engine_options import (
 )
 
 if TYPE_CHECKING:
-    from ..infer.api.client import Client
-    from ..infer.api.credentials import Credentials
-    from ..infer.api.llm import LLM
-    from ..infer.requests.completion import Completion
-    from ..infer.requests.events import ModelInfo
-    from ..infer.requests.prompts import Conversation
+    from ..infer.client.client import Client
+    from ..infer.client.credentials import Credentials
+    from ..infer.engine.llm import LLM
+    from ..infer.engine.request.completion import Completion
+    from ..infer.engine.request.events import ModelInfo
+    from ..infer.engine.request.prompts import Conversation
 
 _ADDRESS = re.compile(r"(\[[^\]/]+\]|[^:/\[\]]+):\d{1,5}")
 _SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "json_schema", "regex", "grammar")
@@ -76,8 +76,8 @@ def generate(source: str, prompt: str | None, chat: bool, bypass: bool, as_json:
     folder. The options from --tp to --kernels are for a CKPT; a server has its own. The token for a server
     that needs one is read from the environment variable TK_TOKEN.
     """
-    from ..infer.requests.events import CacheOptions
-    from ..infer.requests.sampling_params import SamplingParams
+    from ..infer.engine.request.events import CacheOptions
+    from ..infer.engine.request.sampling_params import SamplingParams
 
     params = SamplingParams(**{name: _text_of(options.pop(name)) for name in _SAMPLING})
     credentials = take_credentials(options)
@@ -142,7 +142,7 @@ def _chat(source: str, address: bool, message: str) -> "Conversation | list[int]
         CheckpointError: the checkpoint has no tokenizer or no chat template.
         ConfigError: the chat template refuses the message.
     """
-    from ..infer.requests.prompts import Conversation
+    from ..infer.engine.request.prompts import Conversation
 
     conversation = Conversation([{"role": "user", "content": message}])
     if address:
@@ -160,12 +160,12 @@ def _opened(
 ) -> "Iterator[Client | LLM]":
     """Yields a client for an address, or an engine for a path."""
     if address:
-        from ..infer.api.client import Client
+        from ..infer.client.client import Client
 
         with Client(source, credentials=credentials()) as client:
             yield client
     else:
-        from ..infer.api.llm import LLM
+        from ..infer.engine.llm import LLM
 
         with LLM(source, **loading) as llm:
             yield llm

@@ -1,8 +1,8 @@
 """The native libraries of the house, for `tk doctor` and for builds ahead of time."""
 
 from ..core.native import NativeSource
-from ..infer.backends.native.binding.library import SOURCE as KERNELS
-from ..infer.sampling.native_sampler import SOURCE as SAMPLER
+from ..infer.engine.kernels.native.binding.library import SOURCE as KERNELS
+from ..infer.engine.kernels.sampler.native_sampler import SOURCE as SAMPLER
 from ..train.zero.native_adamw import SOURCE as ADAMW
 
 

@@ -70,7 +70,7 @@ def _training(path: Path, overrides: tuple[str, ...], nproc: int | None, options
 
 def _serving(path: Path, weight_dtype: str, as_json: bool) -> None:
     from ..checkpoint import Checkpoint
-    from ..infer.kv_formats import KV_DTYPES
+    from ..infer.engine.kv_formats import KV_DTYPES
     from ..model.stored_config import stored_config
 
     checkpoint = Checkpoint.open(path)
@@ -92,7 +92,7 @@ def _serving(path: Path, weight_dtype: str, as_json: bool) -> None:
 
 
 def _row(config: Any, tp: int, weight_dtype: str, kv_dtypes: tuple[str, ...]) -> dict[str, Any]:
-    from ..infer.planning.memory_plan import kv_bytes_per_rank, weight_bytes_per_rank
+    from ..infer.engine.planning.memory_plan import kv_bytes_per_rank, weight_bytes_per_rank
 
     try:
         weights = weight_bytes_per_rank(config, tp, config.dtype_name, weight_dtype)

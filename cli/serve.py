@@ -22,11 +22,11 @@ from .engine_options import (
 )
 
 if TYPE_CHECKING:
-    from ..infer.http.http_port import HttpPort
-    from ..infer.http.metrics_port import MetricsPort
-    from ..infer.planning.memory_plan import MemoryPlan
-    from ..infer.requests.events import ModelInfo
-    from ..infer.server.options import ServerOptions
+    from ..infer.engine.planning.memory_plan import MemoryPlan
+    from ..infer.engine.request.events import ModelInfo
+    from ..infer.serve.http.metrics_port import MetricsPort
+    from ..infer.serve.openai.http_port import HttpPort
+    from ..infer.serve.options import ServerOptions
 
 EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 1
 LAST_SECONDS: Final = 1.7  # for clean-up after a signal while the model loads, and after the time of a drain
@@ -175,10 +175,10 @@ def serve(
     """
     from ..core.background_log import background_log
     from ..core.process import exit_within, share_one_memory_area
-    from ..infer.options import EngineOptions
-    from ..infer.planning.job import threads_per_rank
-    from ..infer.server.options import check_address, within_open_files
-    from ..infer.workers.processes import WorkerProcesses
+    from ..infer.engine.options import EngineOptions
+    from ..infer.engine.planning.job import threads_per_rank
+    from ..infer.engine.worker.processes import WorkerProcesses
+    from ..infer.serve.options import check_address, within_open_files
 
     share_one_memory_area()
     log = background_log(log_json or log_format == "json", is_private=not values["log_prompts"])
@@ -191,13 +191,13 @@ def serve(
     doors = _doors(server_options)
     threads = threads_per_rank(options.tp, options.threads)
     with closing(WorkerProcesses(options.tp, threads)) as processes:
-        from ..infer.engine import Engine  # while the workers import their modules
+        from ..infer.engine.engine import Engine  # while the workers import their modules
 
         with closing(Engine.begin(options, on_plan=_show, processes=processes)) as engine, ExitStack() as stack:
-            from ..infer.server.reload.model_switch import ModelSwitch
-            from ..infer.server.reload.next_engine import begin_beside, run_of
-            from ..infer.server.reload.step_follower import StepFollower, following
-            from ..infer.server.until_signal import End, serve_until_signal  # gRPC, while the workers load the model
+            from ..infer.serve.operations.model_switch import ModelSwitch
+            from ..infer.serve.operations.next_engine import begin_beside, run_of
+            from ..infer.serve.operations.step_follower import StepFollower, following
+            from ..infer.serve.until_signal import End, serve_until_signal  # gRPC, while the workers load the model
 
             run = run_of(engine) if follow else None
             switch = stack.enter_context(closing(ModelSwitch(engine, begin_beside)))
@@ -228,9 +228,9 @@ def _show_ready(kernels: str, threads: str, address: str, doors: "list[HttpPort 
 
 def _server_options(values: dict[str, Any]) -> "ServerOptions":
     """Takes the options of the server, and checks them, from the values of the command's; leaves the engine's."""
-    from ..infer.observability.traces import chosen_endpoint
-    from ..infer.server.access.tls import certificates_of
-    from ..infer.server.options import ServerOptions
+    from ..infer.serve.access.tls import certificates_of
+    from ..infer.serve.metrics.traces import chosen_endpoint
+    from ..infer.serve.options import ServerOptions
 
     certificates = certificates_of(*(values.pop(name) for name in ("tls_cert", "tls_key", "tls_client_ca")))
     endpoint = chosen_endpoint(values.pop("otlp_endpoint"))
@@ -249,8 +249,8 @@ def _doors(options: "ServerOptions") -> "list[HttpPort | MetricsPort]":
     if options.http_port is None and options.metrics_port is None:
         return []
     try:
-        from ..infer.http.http_port import HttpPort
-        from ..infer.http.metrics_port import MetricsPort
+        from ..infer.serve.http.metrics_port import MetricsPort
+        from ..infer.serve.openai.http_port import HttpPort
     except ModuleNotFoundError as error:
         if error.name != "h11":
             raise

@@ -23,7 +23,7 @@ def token(principal: str, roles: tuple[str, ...], weight: float, path: Path) -> 
     within a second. To withdraw a token, delete its line.
     """
     from ..core.errors import ConfigError
-    from ..infer.server.access.tokens import Caller, line_of, parse_tokens, read_text, token_digest
+    from ..infer.serve.access.tokens import Caller, line_of, parse_tokens, read_text, token_digest
 
     text = read_text(path) if path.exists() else ""
     made = secrets.token_urlsafe(32)

@@ -5,31 +5,31 @@ from typing import TYPE_CHECKING
 from ..core.public_names import public_names
 
 if TYPE_CHECKING:
-    from .api.async_client import AsyncClient as AsyncClient
-    from .api.async_llm import AsyncLLM as AsyncLLM
-    from .api.client import Client as Client
-    from .api.credentials import Credentials as Credentials
-    from .api.llm import LLM as LLM
-    from .requests.completion import Choice as Choice
-    from .requests.completion import Completion as Completion
-    from .requests.events import CacheOptions as CacheOptions
-    from .requests.prompts import Conversation as Conversation
-    from .requests.sampling_params import SamplingParams as SamplingParams
-    from .requests.score import Score as Score
+    from .client.async_client import AsyncClient as AsyncClient
+    from .client.client import Client as Client
+    from .client.credentials import Credentials as Credentials
+    from .engine.async_llm import AsyncLLM as AsyncLLM
+    from .engine.llm import LLM as LLM
+    from .engine.request.completion import Choice as Choice
+    from .engine.request.completion import Completion as Completion
+    from .engine.request.events import CacheOptions as CacheOptions
+    from .engine.request.prompts import Conversation as Conversation
+    from .engine.request.sampling_params import SamplingParams as SamplingParams
+    from .engine.request.score import Score as Score
 else:
     __all__, __getattr__, __dir__ = public_names(
         __name__,
         {
-            "AsyncClient": ".api.async_client",
-            "AsyncLLM": ".api.async_llm",
-            "CacheOptions": ".requests.events",
-            "Choice": ".requests.completion",
-            "Client": ".api.client",
-            "Credentials": ".api.credentials",
-            "Completion": ".requests.completion",
-            "Conversation": ".requests.prompts",
-            "LLM": ".api.llm",
-            "SamplingParams": ".requests.sampling_params",
-            "Score": ".requests.score",
+            "AsyncClient": ".client.async_client",
+            "AsyncLLM": ".engine.async_llm",
+            "CacheOptions": ".engine.request.events",
+            "Choice": ".engine.request.completion",
+            "Client": ".client.client",
+            "Credentials": ".client.credentials",
+            "Completion": ".engine.request.completion",
+            "Conversation": ".engine.request.prompts",
+            "LLM": ".engine.llm",
+            "SamplingParams": ".engine.request.sampling_params",
+            "Score": ".engine.request.score",
         },
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Final
 
-from tk.infer.api.perplexity import plan_windows
+from tk.infer.engine.perplexity import plan_windows
 from tk.text.tokenizer import Tokenizer
 
 PROSE: Final = 110_000  # characters of the language reference

@@ -8,7 +8,7 @@ from tk.benchmarks.serving.engines import engine
 from tk.benchmarks.serving.in_turn import Promise, best_of, compared, medians_in_turn
 from tk.benchmarks.serving.setup import LLAMACPP, LONGEST, OPENVINO, VLLM, Setup
 from tk.core.integers import ceil_div
-from tk.infer.options import EngineOptions
+from tk.infer.engine.options import EngineOptions
 
 OWN: Final = "tk"
 DECODE_BOUNDS: Final = {(LLAMACPP, 1): 1.0, (OPENVINO, 8): 1.2, (OPENVINO, 32): 1.1}  # times a peer's speed at a batch

@@ -11,7 +11,7 @@ import numpy as np
 
 from tk.benchmarks.peers.token_clock import NotTogether, Speeds, Workload, speeds
 from tk.infer import LLM, SamplingParams
-from tk.infer.requests.events import Delta, Done, Event, Failed, Request
+from tk.infer.engine.request.events import Delta, Done, Event, Failed, Request
 
 _TRIES: Final = 5
 

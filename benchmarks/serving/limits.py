@@ -9,7 +9,7 @@ from tk.benchmarks.serving.in_turn import Contestant, Promise, medians_in_turn
 from tk.benchmarks.serving.readers import readers
 from tk.benchmarks.serving.setup import Setup, weight_bytes
 from tk.benchmarks.serving.start import measure_start
-from tk.infer.backends.native.binding.library import load_kernels
+from tk.infer.engine.kernels.native.binding.library import load_kernels
 
 READ_BOUND: Final = 0.92  # of the best reader
 READY_BOUND: Final = 1.5  # seconds

@@ -13,9 +13,9 @@ from tk.benchmarks.peers.token_clock import Speeds, Workload
 from tk.core.cpu import read_cpu
 from tk.core.dtypes import BF16
 from tk.core.native import NativeSource, NativeUnit, load_library
-from tk.infer.backends.native.binding.library import Kernels
-from tk.infer.backends.native.binding.memory import floats
-from tk.infer.backends.native.packing import Stack, pack
+from tk.infer.engine.kernels.native.binding.library import Kernels
+from tk.infer.engine.kernels.native.binding.memory import floats
+from tk.infer.engine.kernels.native.packing import Stack, pack
 
 _FILE: Final = Path(__file__).with_name("readers.c")
 SOURCE: Final = NativeSource(

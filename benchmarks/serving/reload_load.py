@@ -16,7 +16,7 @@ from tk.benchmarks.serving.process_figures import Figures
 from tk.benchmarks.serving.reload_steps import Edit, files_of
 from tk.benchmarks.serving.soak_answers import Answer, Callers, bearer, malformed, refused
 from tk.benchmarks.serving.soak_cases import Case
-from tk.infer.server.access.tokens import ADMIN, GENERATE, Caller, line_of, token_digest
+from tk.infer.serve.access.tokens import ADMIN, GENERATE, Caller, line_of, token_digest
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import AdminStub, GenerationStub
 

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from tk.benchmarks import bench_quality
 from tk.benchmarks.quality.cases import CASES
 from tk.benchmarks.quality.results import QualityResults
-from tk.tests.infer.server.tiny_model import write_tiny_model
+from tk.tests.infer.serve.tiny_model import write_tiny_model
 
 SMALL = ("--context", "64", "--prose", "150", "--code", "100", "--round", "2")
 

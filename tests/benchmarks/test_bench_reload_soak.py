@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tk.benchmarks.bench_reload_soak import Times, growth, soak
-from tk.tests.infer.server.tiny_model import write_tiny_model
+from tk.tests.infer.serve.tiny_model import write_tiny_model
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 

@@ -16,8 +16,8 @@ from tk.checkpoint import Checkpoint, Options, prepare_export, prepare_reshard
 from tk.cli.main import main
 from tk.core.errors import CheckpointError
 from tk.core.layout import Layout
-from tk.infer.options import EngineOptions
-from tk.infer.planning.model_source import ModelSource
+from tk.infer.engine.options import EngineOptions
+from tk.infer.engine.planning.model_source import ModelSource
 from tk.tests.checkpoint.other_writers import SAME, THEIRS, WRITERS
 from tk.tests.checkpoint.saving import LLAMA, LLAMA_CONFIG, save_step
 

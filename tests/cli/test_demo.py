@@ -23,7 +23,7 @@ from tk.data.corpus import Corpus
 from tk.data.sources import stdlib_corpus
 from tk.infer import LLM, Client, SamplingParams
 from tk.tests.cli.process_tree import PeakMemory
-from tk.tests.infer.server.serving import Serving
+from tk.tests.infer.serve.serving import Serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PROMPTS = ("def main(", "class Node:\n", "import os\n", "    def run(self")

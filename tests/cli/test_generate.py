@@ -10,8 +10,8 @@ import pytest
 
 from tk.cli.main import main
 from tk.core.errors import InvalidRequest
-from tk.infer.requests.sampling_params import SamplingParams
-from tk.tests.infer.server.fake_engine import FakeEngine, ServerThread
+from tk.infer.engine.request.sampling_params import SamplingParams
+from tk.tests.infer.serve.fake_engine import FakeEngine, ServerThread
 from tk.text.tokenizer import Tokenizer
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from tk.cli.main import main
-from tk.infer.engine import Engine
-from tk.infer.options import EngineOptions
-from tk.infer.server import until_signal
-from tk.infer.server.options import ServerOptions
-from tk.infer.server.until_signal import End
-from tk.infer.workers import processes
-from tk.tests.infer.server.fake_engine import INFO
+from tk.infer.engine.engine import Engine
+from tk.infer.engine.options import EngineOptions
+from tk.infer.engine.worker import processes
+from tk.infer.serve import until_signal
+from tk.infer.serve.options import ServerOptions
+from tk.infer.serve.until_signal import End
+from tk.tests.infer.serve.fake_engine import INFO
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tk.cli.main import main
-from tk.infer.server.access.tokens import Caller, parse_tokens, token_digest
-from tk.tests.infer.server.fake_engine import FakeEngine, ServerThread
+from tk.infer.serve.access.tokens import Caller, parse_tokens, token_digest
+from tk.tests.infer.serve.fake_engine import FakeEngine, ServerThread
 
 
 def test_a_made_token_admits_a_call(

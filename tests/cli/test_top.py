@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tk.cli.main import main
-from tk.infer.scheduling.books import EngineLoad
-from tk.tests.infer.server.fake_engine import FakeEngine, ServerThread
+from tk.infer.engine.schedule.books import EngineLoad
+from tk.tests.infer.serve.fake_engine import FakeEngine, ServerThread
 
 LOAD = EngineLoad(
     running=3,

@@ -19,7 +19,7 @@ LOGGING = """
 import logging, sys, time
 from tk.core.background_log import background_log
 with background_log(as_json="json" in sys.argv):
-    log = logging.getLogger("tk.infer.server")
+    log = logging.getLogger("tk.infer.serve")
     for number in range(int(sys.argv[1])):
         log.info("line %d", number, extra={"fields": {"number": number}})
     logging.getLogger("asyncio").error("a fault")

@@ -29,41 +29,56 @@ FLOORS: dict[str, dict[str, int]] = {
     },
     "checkpoint": {"files": 0, "format": 1, "read": 2, "run": 3, "save": 4, "convert": 5},
     "core": {"cpu": 0, "errors": 0, "extras": 0, "process": 0, "native": 1},
-    "infer": {
-        "constraints": 0,
+    "infer": {"engine": 0, "client": 1, "serve": 2},
+    "infer/client": {
+        "credentials": 0,
+        "remote_errors": 0,
+        "wire": 0,
+        "attempts": 1,
+        "outgoing": 1,
+        "connection": 2,
+        "client": 3,
+        "async_client": 4,
+        "load_test": 5,
+    },
+    "infer/engine": {
+        "grammar": 0,
         "kv_formats": 0,
         "options": 1,
-        "requests": 2,
+        "request": 2,
         "program": 3,
+        "step": 3,
         "planning": 4,
-        "scheduling": 4,
-        "sampling": 5,
-        "backends": 6,
-        "workers": 7,
-        "engine": 8,
-        "api": 9,
-        "observability": 9,
-        "server": 10,
-        "http": 11,
-        "load_test": 10,
+        "kernels": 5,
+        "schedule": 5,
+        "worker": 6,
+        "engine": 7,
+        "llm": 8,
+        "async_llm": 8,
+        "perplexity": 9,
     },
-    "infer/backends": {"engine_line": 0, "loading": 0, "backend": 1, "aten": 2, "native": 2},
-    "infer/backends/native": {"binding": 0},
-    "infer/http": {"transport": 0, "router": 1, "page": 2},
-    "infer/scheduling": {"costs": 0, "sequences": 0, "blocks": 1, "steps": 1, "waiting": 2},
-    "infer/server": {
+    "infer/engine/kernels": {"sampler": 0, "engine_line": 0, "loading": 0, "backend": 1, "aten": 2, "native": 2},
+    "infer/engine/kernels/native": {"binding": 0},
+    "infer/engine/schedule": {"costs": 0, "samples": 0, "blocks": 1, "waiting": 2},
+    "infer/serve": {
         "engine_protocol": 0,
         "errors": 0,
         "status": 1,
         "grpc_server": 2,
+        "messages": 2,
+        "known_names": 2,
+        "metrics": 2,
         "access": 3,
-        "request": 4,
-        "lifecycle": 5,
-        "reload": 6,
-        "runner": 6,
-        "service": 7,
+        "options": 4,
+        "health": 4,
+        "operations": 5,
+        "call": 6,
+        "http": 7,
+        "grpc": 7,
+        "openai": 8,
         "open_inference": 8,
     },
+    "infer/serve/openai": {"page": 0},
     "model": {"shape": 0, "spec": 1, "window_keys": 1, "llama_family": 2, "architectures": 3},
     "proto": {"open_inference": 0, "v1": 0},
     "train": {
@@ -85,8 +100,8 @@ FLOORS: dict[str, dict[str, int]] = {
 }
 # The modules that compute. All other modules, policies and clients among them, work without a deep-learning stack.
 COMPUTE: dict[str, str] = {
-    "infer.backends.aten": "coded_weight experts hadamard interpreter kv_cache model_runner paged_attention pages "
-    "prepare prepared_weights row_tiles",
+    "infer.engine.kernels.aten": "coded_weight experts hadamard interpreter kv_cache model_runner paged_attention "
+    "pages prepare prepared_weights row_tiles",
     "model": "activation attention balance decoder experts init loading mlp norm peers placement recompute rope",
     "parallel": "collectives cross_entropy functions host layers linear link_factory local_link mesh point_to_point "
     "products row_blocks torch_dtypes wide_sums",
@@ -151,7 +166,7 @@ def test_imports_go_down_only(root: Path, sources: list[Path]) -> None:
 
 
 def folders_of(paths: Iterable[Path]) -> set[tuple[str, str]]:
-    """Returns each folder with its parent: "infer/server" is ("infer", "server"), and "infer" is ("", "infer")."""
+    """Returns each folder with its parent: "infer/serve" is ("infer", "server"), and "infer" is ("", "infer")."""
     parts = [path.parts[:-1] for path in paths]
     return {("/".join(names[:depth]), names[depth]) for names in parts for depth in range(len(names))}
 
@@ -243,11 +258,11 @@ def test_circles_and_second_names_are_found() -> None:
 
 def test_the_rules_find_broken_imports() -> None:
     up = broken_rules(Path("core/box.py"), "from ..model import Llama")
-    beside = broken_rules(Path("train/loop.py"), "def f():\n    from ..infer.engine import Engine")
+    beside = broken_rules(Path("train/loop.py"), "def f():\n    from ..infer.engine.engine import Engine")
     spelled_out = broken_rules(Path("parallel/mesh.py"), "import tk.checkpoint.format.manifest")
-    sideways_package = broken_rules(Path("infer/server/service.py"), "from ... import train")
+    sideways_package = broken_rules(Path("infer/serve/grpc/service.py"), "from ... import train")
     assert [len(wrong) for wrong in (up, beside, spelled_out, sideways_package)] == [1, 1, 1, 1]
-    assert "train (floor 3) must not import tk.infer.engine.Engine" in beside[0]
+    assert "train (floor 3) must not import tk.infer.engine.engine.Engine" in beside[0]
     fine = "from . import unit\nfrom ..core import errors\nfrom .. import __version__\nimport torch"
     assert broken_rules(Path("data/loop.py"), fine) == []
     inside = broken_rules(Path("checkpoint/read/locate.py"), "from ..run import run_folder\nfrom .. import Checkpoint")
@@ -257,11 +272,11 @@ def test_the_rules_find_broken_imports() -> None:
     [same_floor] = broken_rules(Path("train/health/stop.py"), "from ..state.progress import TrainState")
     assert "train/health (floor 0) must not import tk.train.state.progress.TrainState" in same_floor
     deep = broken_rules(
-        Path("infer/scheduling/sequences/output.py"), "from ..scheduler import S\nfrom ..steps import s"
+        Path("infer/engine/schedule/samples/output.py"), "from ..scheduler import S\nfrom ..blocks import s"
     )
     assert len(deep) == 2
-    assert "infer/scheduling/sequences (floor 0) must not import tk.infer.scheduling.scheduler.S" in deep[0]
-    assert broken_rules(Path("infer/scheduling/blocks/pool.py"), "from ..sequences.output import Output") == []
+    assert "infer/engine/schedule/samples (floor 0) must not import tk.infer.engine.schedule.scheduler.S" in deep[0]
+    assert broken_rules(Path("infer/engine/schedule/blocks/pool.py"), "from ..samples.output import Output") == []
 
 
 IMPORT_ALL = """
@@ -289,6 +304,6 @@ def test_modules_that_do_not_compute_load_no_torch(sources: list[Path]) -> None:
     compute = {f"{folder}.{name}" for folder, names in COMPUTE.items() for name in names.split()}
     assert compute <= modules
     light = sorted(f"tk.{name}".rstrip(".") for name in modules - compute)
-    assert {"tk", "tk.core.errors", "tk.checkpoint.read.reader", "tk.cli.main", "tk.infer.api.client"} <= set(light)
+    assert {"tk", "tk.core.errors", "tk.checkpoint.read.reader", "tk.cli.main", "tk.infer.client.client"} <= set(light)
     run = subprocess.run([sys.executable, "-c", IMPORT_ALL, *light], capture_output=True, text=True)
     assert run.returncode == 0, f"a module that computes belongs into COMPUTE\n{run.stdout}{run.stderr}"

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import tk
-from tk.infer.http.page.files import FILES as PAGE_FILES
+from tk.infer.serve.openai.page.files import FILES as PAGE_FILES
 from tk.tests.house.conftest import ROOMS
 from tk.tests.house.syntax import nodes
 
@@ -117,7 +117,7 @@ def test_the_wheel_holds_tk_and_nothing_else(root: Path, project: dict[str, Any]
     native = {f"tk/{path.relative_to(root)}" for room in ROOMS for path in (root / room).rglob("*.[ch]")}
     assert {Path(name).parent for name in files - native} <= folders
     assert native <= files
-    assert {f"tk/infer/http/page/{name}" for _, name, _ in PAGE_FILES} <= files
+    assert {f"tk/infer/serve/openai/page/{name}" for _, name, _ in PAGE_FILES} <= files
     assert {"tk/py.typed", "tk/__main__.py", "tk/proto/v1/generation.proto", "tk/proto/v1/generation_pb2.pyi"} <= files
 
 

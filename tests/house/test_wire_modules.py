@@ -5,10 +5,10 @@ from pathlib import Path
 from tk.tests.house.test_floors import dotted, imports
 
 CONVERTERS = {
-    "infer.api": "async_client client connection load_reader outgoing wire",
-    "infer.server": "admin app service",
-    "infer.server.open_inference": "inference parameters",
-    "infer.server.request": "from_messages known_names",
+    "infer.client": "async_client client connection load_reader outgoing wire",
+    "infer.serve": "app known_names",
+    "infer.serve.grpc": "admin from_messages service",
+    "infer.serve.open_inference": "inference parameters",
 }
 
 

@@ -12,11 +12,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tk.infer import LLM
-from tk.infer.backends.backend import Backend
-from tk.infer.planning.job import Job
-from tk.infer.workers.worker import load
+from tk.infer.engine.kernels.backend import Backend
+from tk.infer.engine.planning.job import Job
+from tk.infer.engine.worker.worker import load
 from tk.tests.infer.history import BLOCK_SIZE
-from tk.tests.infer.server.conftest import engine, server
+from tk.tests.infer.serve.conftest import engine, server
 
 __all__ = ["engine", "server"]  # a scripted engine, for the client
 
@@ -102,7 +102,7 @@ def llm_tp2(model_folder: Callable[[str], Path]) -> Iterator[LLM]:
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A collector of spans, which are sent within 20 ms; for tests that the extra otel is installed for."""
-    from tk.tests.infer.observability.collector import Collector
+    from tk.tests.infer.serve.metrics.collector import Collector
 
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
     collector = Collector()

@@ -1,6 +1,6 @@
 """Sampling parameters that all differ from their defaults, for tests of the objects that carry them."""
 
-from tk.infer.requests.sampling_params import SamplingParams
+from tk.infer.engine.request.sampling_params import SamplingParams
 
 EVERY_OPTION = SamplingParams(
     temperature=0.5,

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tk.infer.scheduling.sequences.scheduled_chunk import ScheduledChunk
-from tk.infer.scheduling.sequences.sequence import Sequence as Sample
-from tk.infer.scheduling.steps.step_plan import ASKED, NO_LOGPROBS, SamplingRow, SamplingRows, StepPlan
-from tk.infer.scheduling.steps.token_counts import TokenCounts
+from tk.infer.engine.schedule.samples.scheduled_chunk import ScheduledChunk
+from tk.infer.engine.schedule.samples.sequence import Sequence as Sample
+from tk.infer.engine.step.step_plan import ASKED, NO_LOGPROBS, SamplingRow, SamplingRows, StepPlan
+from tk.infer.engine.step.token_counts import TokenCounts
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,16 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from tk.infer.backends.backend import Backend
-from tk.infer.requests.sampling_params import SamplingParams
-from tk.infer.scheduling.scheduler import Scheduler
-from tk.infer.scheduling.sequences.sequence import UNKNOWN, Status
-from tk.infer.scheduling.sequences.sequence import Sequence as Sample
-from tk.infer.scheduling.sequences.speculation import Speculation
-from tk.infer.scheduling.steps.batch_writer import BatchWriter
-from tk.infer.scheduling.steps.step_message import decode_message
-from tk.infer.scheduling.waiting.limits import Limits
-from tk.infer.workers.persistent_batch import PersistentBatch
+from tk.infer.engine.kernels.backend import Backend
+from tk.infer.engine.request.sampling_params import SamplingParams
+from tk.infer.engine.schedule.batch_writer import BatchWriter
+from tk.infer.engine.schedule.samples.sequence import UNKNOWN, Status
+from tk.infer.engine.schedule.samples.sequence import Sequence as Sample
+from tk.infer.engine.schedule.samples.speculation import Speculation
+from tk.infer.engine.schedule.scheduler import Scheduler
+from tk.infer.engine.schedule.waiting.limits import Limits
+from tk.infer.engine.step.persistent_batch import PersistentBatch
+from tk.infer.engine.step.step_message import decode_message
 
 BLOCK_SIZE = 16  # of the runners that `make_runner` makes
 MAX_RUNNING = 8

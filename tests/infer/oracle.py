@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterable, Sequence
 
-from tk.infer.scheduling.sequences.speculation import Speculation
+from tk.infer.engine.schedule.samples.speculation import Speculation
 
 
 class Oracle(Speculation):

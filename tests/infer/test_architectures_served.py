@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tk.infer import LLM, SamplingParams
-from tk.infer.backends.backend import Backend
+from tk.infer.engine.kernels.backend import Backend
 from tk.tests.example_counts import sized
 from tk.tests.infer.history import History
 from tk.tests.model.architectures import ENTRIES, VOCAB

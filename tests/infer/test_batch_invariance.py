@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from tk.infer.backends.backend import Backend
-from tk.infer.kv_formats import kv_format
+from tk.infer.engine.kernels.backend import Backend
+from tk.infer.engine.kv_formats import kv_format
 from tk.tests.example_counts import sized
 from tk.tests.infer.history import History
 

@@ -11,7 +11,7 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tk.infer import LLM, SamplingParams
-from tk.infer.backends.native.binding.library import instruction_sets
+from tk.infer.engine.kernels.native.binding.library import instruction_sets
 
 PR_SET_THP_DISABLE = 41  # <linux/prctl.h>
 KV_HEADS, HEAD_DIM = 32, 64

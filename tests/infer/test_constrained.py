@@ -16,15 +16,15 @@ from transformers import LlamaForCausalLM
 
 from tk.core.errors import Cancelled, InvalidRequest
 from tk.infer import LLM, AsyncLLM, SamplingParams
-from tk.infer.backends.native.binding.library import instruction_sets
-from tk.infer.constraints.compiler import Grammars
-from tk.infer.constraints.grammar import Grammar, Matcher
-from tk.infer.requests.events import Delta, Done, FinishReason, Request
-from tk.infer.scheduling import live_request
-from tk.infer.scheduling.step_in_flight import Masks, StepInFlight
-from tk.infer.scheduling.steps.step_plan import Array, SamplerOutput
+from tk.infer.engine.grammar.compiler import Grammars
+from tk.infer.engine.grammar.grammar import Grammar, Matcher
+from tk.infer.engine.kernels.native.binding.library import instruction_sets
+from tk.infer.engine.request.events import Delta, Done, FinishReason, Request
+from tk.infer.engine.schedule import live_request
+from tk.infer.engine.schedule.step_in_flight import Masks, StepInFlight
+from tk.infer.engine.step.step_plan import Array, SamplerOutput
+from tk.tests.infer.engine.test_engine import PROMPTS, Sink
 from tk.tests.infer.random_schemas import is_accepted, random_schema
-from tk.tests.infer.test_engine import PROMPTS, Sink
 
 SCHEMA = {
     "type": "object",

@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 
 from tk.core.errors import WorkerDied
-from tk.infer import LLM, SamplingParams, engine
-from tk.infer.engine import Engine
-from tk.infer.options import EngineOptions
-from tk.infer.requests.events import Event, Failed, Request, Started
-from tk.infer.scheduling.live_request import LiveRequest
-from tk.infer.scheduling.scheduler import Scheduler
-from tk.infer.scheduling.steps.step_plan import SamplerOutput
-from tk.infer.workers import processes
-from tk.infer.workers.processes import WorkerProcesses
-from tk.infer.workers.worker_group import WorkerGroup
+from tk.infer import LLM, SamplingParams
+from tk.infer.engine import engine
+from tk.infer.engine.engine import Engine
+from tk.infer.engine.options import EngineOptions
+from tk.infer.engine.request.events import Event, Failed, Request, Started
+from tk.infer.engine.schedule.live_request import LiveRequest
+from tk.infer.engine.schedule.scheduler import Scheduler
+from tk.infer.engine.step.step_plan import SamplerOutput
+from tk.infer.engine.worker import processes
+from tk.infer.engine.worker.processes import WorkerProcesses
+from tk.infer.engine.worker.worker_group import WorkerGroup
 
 SHORT = SamplingParams(temperature=0, max_new_tokens=4, ignore_eos=True)
 PLACES: dict[str, tuple[Any, str]] = {
@@ -103,7 +104,7 @@ def test_a_defect_of_a_worker_is_named_and_its_traceback_is_in_the_log(
     model_folder: Callable[[str], Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
     options = EngineOptions(model_folder("grouped"), kv_blocks=8)
-    workers = WorkerProcesses(1, 1, "tk.tests.infer.workers.broken_worker")
+    workers = WorkerProcesses(1, 1, "tk.tests.infer.engine.worker.broken_worker")
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     with closing(Engine.start(options, processes=workers)) as engine:
         engine.submit(Request("a", (1, 2), SHORT), events.put)

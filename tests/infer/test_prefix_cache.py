@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from tk.infer import LLM, SamplingParams
-from tk.infer.backends.backend import Backend
-from tk.infer.requests.completion import Completion, CompletionBuilder
-from tk.infer.requests.events import CacheOptions, Request
-from tk.infer.scheduling.sequences.sequence import Sequence as Sample
+from tk.infer.engine.kernels.backend import Backend
+from tk.infer.engine.request.completion import Completion, CompletionBuilder
+from tk.infer.engine.request.events import CacheOptions, Request
+from tk.infer.engine.schedule.samples.sequence import Sequence as Sample
+from tk.tests.infer.engine.test_engine import Sink
 from tk.tests.infer.full_plan import Planned, full_plan
 from tk.tests.infer.history import BLOCK_SIZE, History
-from tk.tests.infer.test_engine import Sink
 
 PREFIX = tuple(int(token) for token in np.random.default_rng(5).integers(0, 260, 150))
 PROMPTS = (PREFIX, PREFIX[:-1], (*PREFIX[:100], 7, 8, 9), PREFIX[:32])

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from tk.infer import LLM, SamplingParams
-from tk.infer.backends.backend import Backend
-from tk.infer.requests.completion import Completion
-from tk.infer.requests.events import FinishReason
-from tk.infer.scheduling import live_request
-from tk.infer.scheduling.costs.row_cost import RowCost
-from tk.infer.workers import step_timing
+from tk.infer.engine.kernels.backend import Backend
+from tk.infer.engine.request.completion import Completion
+from tk.infer.engine.request.events import FinishReason
+from tk.infer.engine.schedule import live_request
+from tk.infer.engine.schedule.costs.row_cost import RowCost
+from tk.infer.engine.worker import step_timing
 from tk.tests.infer.history import History
 from tk.tests.infer.oracle import Oracle
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tk.infer.backends.native.binding.library import instruction_sets
-from tk.tests.infer.backends.native.running import logits, runner
+from tk.infer.engine.kernels.native.binding.library import instruction_sets
+from tk.tests.infer.engine.kernels.native.running import logits, runner
 from tk.tests.model.architectures import ENTRIES
 from tk.tests.model.config_changes import (
     ABSENT,

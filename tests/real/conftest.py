@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tk.tests.infer.server.serving import Serving
-from tk.tests.infer.server.tiny_model import write_tiny_model
+from tk.tests.infer.serve.serving import Serving
+from tk.tests.infer.serve.tiny_model import write_tiny_model
 from tk.tests.real.browser import Browser
 
 REAL = Path(__file__).resolve().parents[2] / ".build" / "real"

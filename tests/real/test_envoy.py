@@ -16,7 +16,7 @@ import yaml
 
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import GenerationStub
-from tk.tests.infer.server.serving import WAIT_SECONDS, Serving
+from tk.tests.infer.serve.serving import WAIT_SECONDS, Serving
 
 pytestmark = pytest.mark.real
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,9 +17,9 @@ from typing import Final
 
 import pytest
 
-from tk.infer.server.access.tokens import GENERATE, Caller, line_of, token_digest
-from tk.tests.infer.http.transport.framings import Framings, judged
-from tk.tests.infer.server.serving import WAIT_SECONDS, Serving
+from tk.infer.serve.access.tokens import GENERATE, Caller, line_of, token_digest
+from tk.tests.infer.serve.http.framings import Framings, judged
+from tk.tests.infer.serve.serving import WAIT_SECONDS, Serving
 from tk.tests.real.test_envoy import free_port
 
 pytestmark = pytest.mark.real

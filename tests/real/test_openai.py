@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tk.infer.api.client import Client
-from tk.infer.requests.prompts import Conversation
-from tk.infer.requests.sampling_params import SamplingParams
-from tk.tests.infer.server.serving import WAIT_SECONDS, Serving
+from tk.infer.client.client import Client
+from tk.infer.engine.request.prompts import Conversation
+from tk.infer.engine.request.sampling_params import SamplingParams
+from tk.tests.infer.serve.serving import WAIT_SECONDS, Serving
 
 pytestmark = pytest.mark.real
 CHECKS = Path(__file__).with_name("openai_checks.py")

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from tk.core.errors import Overloaded, WorkerDied
-from tk.infer.requests.events import Done, Failed, FinishReason
-from tk.infer.scheduling.books import EngineLoad
-from tk.infer.server.access.tokens import ADMIN, GENERATE, Caller, line_of, token_digest
-from tk.tests.infer.http.http_server import HttpServerThread
-from tk.tests.infer.server.fake_engine import FakeEngine, delta, finished, started
-from tk.tests.infer.server.serving import Serving
-from tk.tests.infer.server.tiny_model import write_tiny_model
+from tk.infer.engine.request.events import Done, Failed, FinishReason
+from tk.infer.engine.schedule.books import EngineLoad
+from tk.infer.serve.access.tokens import ADMIN, GENERATE, Caller, line_of, token_digest
+from tk.tests.infer.serve.fake_engine import FakeEngine, delta, finished, started
+from tk.tests.infer.serve.http.http_server import HttpServerThread
+from tk.tests.infer.serve.serving import Serving
+from tk.tests.infer.serve.tiny_model import write_tiny_model
 from tk.tests.real.browser import ENTER, ESCAPE, TAB, Browser
 from tk.text.tokenizer_files import TextFiles
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from tk.infer.api.client import Client
-from tk.infer.requests.events import FinishReason
-from tk.infer.requests.prompts import Conversation
-from tk.infer.requests.sampling_params import SamplingParams
-from tk.tests.infer.server.serving import Serving
+from tk.infer.client.client import Client
+from tk.infer.engine.request.events import FinishReason
+from tk.infer.engine.request.prompts import Conversation
+from tk.infer.engine.request.sampling_params import SamplingParams
+from tk.tests.infer.serve.serving import Serving
 
 pytestmark = pytest.mark.real
 QUESTION = {"role": "user", "content": "What is the capital of France? Answer in one short sentence."}

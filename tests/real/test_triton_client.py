@@ -8,13 +8,13 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tk.infer.api.client import Client
-from tk.infer.api.credentials import Credentials
-from tk.infer.requests.sampling_params import SamplingParams
-from tk.infer.server.access.tokens import Caller, line_of, token_digest
+from tk.infer.client.client import Client
+from tk.infer.client.credentials import Credentials
+from tk.infer.engine.request.sampling_params import SamplingParams
+from tk.infer.serve.access.tokens import Caller, line_of, token_digest
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import AdminStub
-from tk.tests.infer.server.serving import WAIT_SECONDS, Serving
+from tk.tests.infer.serve.serving import WAIT_SECONDS, Serving
 
 pytestmark = pytest.mark.real
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tk.infer.api.client import Client
-from tk.infer.api.credentials import Credentials
-from tk.infer.api.remote_errors import RemoteError
-from tk.tests.infer.server.serving import WAIT_SECONDS, Command
+from tk.infer.client.client import Client
+from tk.infer.client.credentials import Credentials
+from tk.infer.client.remote_errors import RemoteError
+from tk.tests.infer.serve.serving import WAIT_SECONDS, Command
 
 pytestmark = pytest.mark.real
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from tk.benchmarks.quality.text import windows_of, write_text
-from tk.tests.infer.server.tiny_model import write_tiny_model
+from tk.tests.infer.serve.tiny_model import write_tiny_model
 from tk.text.tokenizer import Tokenizer
 
 

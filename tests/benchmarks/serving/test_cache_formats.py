@@ -7,7 +7,7 @@ import pytest
 from tk.benchmarks.serving import cache_formats
 from tk.benchmarks.serving.in_turn import Promise
 from tk.benchmarks.serving.setup import Setup
-from tk.tests.infer.server.tiny_model import write_tiny_model
+from tk.tests.infer.serve.tiny_model import write_tiny_model
 
 FORMATS = ("k8v4", "int4")
 

@@ -8,8 +8,8 @@ import pytest
 from tk.benchmarks.peers.token_clock import NotTogether, Workload
 from tk.benchmarks.serving.engines import EngineContestant, engine
 from tk.infer import LLM
-from tk.infer.requests.events import Event, Request
-from tk.tests.infer.server.tiny_model import write_tiny_model
+from tk.infer.engine.request.events import Event, Request
+from tk.tests.infer.serve.tiny_model import write_tiny_model
 
 TOGETHER = (0.0, [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
 APART = (0.0, [[1.0, 2.0], [3.0, 4.0]])

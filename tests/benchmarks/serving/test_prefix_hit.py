@@ -7,7 +7,7 @@ import pytest
 from tk.benchmarks.serving import prefix_hit
 from tk.benchmarks.serving.setup import Setup
 from tk.infer import LLM
-from tk.tests.infer.server.tiny_model import write_tiny_model
+from tk.tests.infer.serve.tiny_model import write_tiny_model
 
 
 def test_each_prompt_is_new_once_and_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 
 from tk.benchmarks.peers.token_clock import Workload
 from tk.benchmarks.serving.readers import read_loops, readers
-from tk.infer.backends.native.binding.library import instruction_sets, load_kernels
+from tk.infer.engine.kernels.native.binding.library import instruction_sets, load_kernels
 
 
 def test_loops_add_up_every_word() -> None:

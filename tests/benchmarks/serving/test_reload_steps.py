@@ -7,7 +7,7 @@ import pytest
 
 from tk.benchmarks.serving.reload_steps import Edit, files_of, save_steps
 from tk.checkpoint import Checkpoint
-from tk.tests.infer.server.tiny_model import write_tiny_model
+from tk.tests.infer.serve.tiny_model import write_tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,8 @@
 from collections import Counter
 
 from tk.benchmarks.serving.soak_cases import make_cases
-from tk.infer.constraints.compiler import Grammars
-from tk.infer.constraints.grammar import Constraint, Kind
+from tk.infer.engine.grammar.compiler import Grammars
+from tk.infer.engine.grammar.grammar import Constraint, Kind
 from tk.proto.v1 import generation_pb2 as pb
 from tk.text.tokenizer import Tokenizer
 

@@ -12,8 +12,8 @@ from tk.benchmarks.bench_soak import promises
 from tk.benchmarks.serving.soak_load import NEW_TOKENS, PROMPT_TOKENS, DyingClient, Load, Seen, requests
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import AdminStub
-from tk.tests.infer.server.serving import WAIT_SECONDS, Serving
-from tk.tests.infer.server.tiny_model import write_tiny_model
+from tk.tests.infer.serve.serving import WAIT_SECONDS, Serving
+from tk.tests.infer.serve.tiny_model import write_tiny_model
 
 VOCAB = 264
 

@@ -6,7 +6,7 @@ import pytest
 
 from tk.benchmarks.serving import structured
 from tk.benchmarks.serving.setup import Setup
-from tk.tests.infer.server.tiny_model import write_tiny_model
+from tk.tests.infer.serve.tiny_model import write_tiny_model
 
 
 def test_it_compares_speeds_and_counts_accepted_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

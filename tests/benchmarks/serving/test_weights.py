@@ -7,7 +7,7 @@ from typing import Any
 from tk.benchmarks.peers.token_clock import Speeds, Workload
 from tk.benchmarks.serving.setup import Setup
 from tk.benchmarks.serving.weights import weights
-from tk.tests.infer.server.tiny_model import write_tiny_model
+from tk.tests.infer.serve.tiny_model import write_tiny_model
 
 
 class FixedPeer:

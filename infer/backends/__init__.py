@@ -1,1 +1,0 @@
-"""The backends that compute steps on a rank."""

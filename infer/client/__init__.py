@@ -1,0 +1,1 @@
+"""The client of a server: calls, credentials, retries, and the conversion to the wire."""

@@ -1,0 +1,135 @@
+"""`Client` for asyncio: the same methods with `await` and `async for`, any number of them at a time."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, Self, overload
+
+import grpc
+
+from ...proto.v1 import generation_pb2 as pb
+from ..engine.request.completion import Completion
+from ..engine.request.events import CacheOptions, Delta, Event, ModelInfo
+from ..engine.request.prompts import GivenPrompt, GivenPrompts, as_prompt, is_one_prompt
+from ..engine.request.sampling_params import SamplingParams
+from ..engine.request.score import Score
+from .client import MAX_IN_FLIGHT, T
+from .connection import ServerConnection
+from .outgoing import detokenize_message, message_for, messages_for, score_messages, tokenize_message
+from .wire import completion_from_wire, event_from_wire, model_info_from_wire, score_from_wire
+
+
+class AsyncClient(ServerConnection):
+    """A connection to a server, for the coroutines of one event loop; `async with` closes it at the end.
+
+    A coroutine that is cancelled ends its request on the server. Arguments, attempts and errors are those of `Client`.
+    """
+
+    _is_asynchronous = True
+
+    async def generate(
+        self,
+        prompts: GivenPrompts,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        cache: CacheOptions | None = None,
+    ) -> list[Completion]:
+        """Returns one Completion per prompt, in order; if one fails, the calls of the others end."""
+        return await self._all(self._stub.GenerateOnce, messages_for(prompts, params, cache), completion_from_wire)
+
+    async def stream(
+        self, prompt: GivenPrompt, params: SamplingParams | None = None, cache: CacheOptions | None = None
+    ) -> AsyncGenerator[Delta, None]:
+        """Yields the Deltas of one prompt as the server sends them.
+
+        If the reader leaves before the end, the request ends when the iterator is closed: at once with
+        `contextlib.aclosing`, else when nothing refers to it.
+        """
+        async with aclosing(self.events(prompt, params, cache)) as events:
+            async for event in events:
+                if isinstance(event, Delta):
+                    yield event
+
+    async def events(
+        self, prompt: GivenPrompt, params: SamplingParams | None = None, cache: CacheOptions | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """Yields all events of one prompt, see `Client.events`; else as `stream`."""
+        request = message_for(as_prompt(prompt), params or SamplingParams(), cache)
+        attempts = self._attempts()
+        while True:
+            call = self._stub.Generate(request, timeout=attempts.seconds_left, metadata=self._metadata)
+            begun = False
+            try:
+                async for response in call:
+                    begun = True
+                    if (event := event_from_wire(response)) is not None:
+                        yield event
+                return
+            except grpc.RpcError as error:
+                if begun:
+                    raise self._error(error) from None
+                await asyncio.sleep(self._pause(error, attempts))
+            finally:
+                call.cancel()
+
+    @overload
+    async def score(self, prompt: str | Sequence[int], continuation: str | Sequence[int]) -> Score: ...  # type: ignore[overload-overlap]  # a str is one text
+
+    @overload
+    async def score(self, prompt: str | Sequence[int], continuation: Sequence[str | Sequence[int]]) -> list[Score]: ...
+
+    async def score(
+        self, prompt: str | Sequence[int], continuation: str | Sequence[int] | Sequence[str | Sequence[int]]
+    ) -> Score | list[Score]:
+        """Returns the log-probabilities of one or several continuations; see `LLM.score`."""
+        scores = await self._all(self._stub.Score, score_messages(prompt, continuation), score_from_wire)
+        return scores[0] if is_one_prompt(continuation) else scores
+
+    async def model_info(self) -> ModelInfo:
+        """Returns the description of the served model."""
+        return model_info_from_wire(await self._call(self._stub.GetModelInfo, pb.GetModelInfoRequest()))
+
+    async def tokenize(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        """Returns the token ids of `text` by the served model's tokenizer."""
+        return list((await self._call(self._stub.Tokenize, tokenize_message(text, special_tokens))).ids)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of token ids, including special tokens."""
+        text: str = (await self._call(self._stub.Detokenize, detokenize_message(token_ids))).text
+        return text
+
+    async def close(self) -> None:
+        """Closes the connection and ends the calls in progress; a second call does nothing."""
+        if self._home.is_here:
+            await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _call(self, method: Any, request: Any) -> Any:
+        attempts = self._attempts()
+        while True:
+            try:
+                return await method(request, timeout=attempts.seconds_left, metadata=self._metadata)
+            except grpc.RpcError as error:
+                await asyncio.sleep(self._pause(error, attempts))
+
+    async def _all(self, method: Any, requests: Sequence[Any], convert: Callable[[Any], T]) -> list[T]:
+        """Returns the converted answers to several calls, in order; if one fails, the others end."""
+        gate = asyncio.Semaphore(MAX_IN_FLIGHT)
+
+        async def answer(request: Any) -> T:
+            async with gate:
+                return convert(await self._call(method, request))
+
+        tasks = [asyncio.ensure_future(answer(request)) for request in requests]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()

@@ -1,0 +1,151 @@
+"""A client for `tk serve` with `generate`, `stream` and `score` as `LLM` has them. It does not import torch."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from typing import Any, Final, TypeVar, overload
+
+import grpc
+
+from ...proto.v1 import generation_pb2 as pb
+from ..engine.request.completion import Completion
+from ..engine.request.events import CacheOptions, Delta, Event, ModelInfo
+from ..engine.request.prompts import GivenPrompt, GivenPrompts, as_prompt, is_one_prompt
+from ..engine.request.sampling_params import SamplingParams
+from ..engine.request.score import Score
+from .connection import BlockingConnection
+from .outgoing import detokenize_message, message_for, messages_for, score_messages, tokenize_message
+from .wire import completion_from_wire, event_from_wire, model_info_from_wire, score_from_wire
+
+MAX_IN_FLIGHT: Final = 64
+T = TypeVar("T")
+
+
+class Client(BlockingConnection):
+    """A connection to a server, usable from any thread and as a context manager; arguments: see `ServerConnection`.
+
+    All methods raise InvalidRequest, Overloaded, Cancelled, DeadlinePassed, Unavailable, or RemoteError for every other
+    status.
+    """
+
+    def generate(
+        self,
+        prompts: GivenPrompts,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        cache: CacheOptions | None = None,
+    ) -> list[Completion]:
+        """Returns one Completion per prompt, in order; the server computes many at a time.
+
+        Args:
+            prompts: a sequence of prompts, each a str, a list of token ids or a Conversation; one alone is one prompt.
+            params: one SamplingParams for all prompts, or one per prompt; None = the defaults.
+            cache: the use of the prefix cache; None = the defaults.
+        """
+        return self._all(self._stub.GenerateOnce, messages_for(prompts, params, cache), completion_from_wire)
+
+    def stream(
+        self, prompt: GivenPrompt, params: SamplingParams | None = None, cache: CacheOptions | None = None
+    ) -> Iterator[Delta]:
+        """Yields the Deltas of one prompt as the server sends them; leaving the iterator early ends the request."""
+        return _deltas(self.events(prompt, params, cache))
+
+    def events(
+        self, prompt: GivenPrompt, params: SamplingParams | None = None, cache: CacheOptions | None = None
+    ) -> Generator[Event, None, None]:
+        """Yields all events of one prompt: Started, which has the step of the weights, PromptLogprobs of a long prompt
+        if asked for, Deltas, and Finished for each sample; else as `stream`."""
+        return self._events(message_for(as_prompt(prompt), params or SamplingParams(), cache))
+
+    @overload
+    def score(self, prompt: str | Sequence[int], continuation: str | Sequence[int]) -> Score: ...  # type: ignore[overload-overlap]  # a str is one text
+
+    @overload
+    def score(self, prompt: str | Sequence[int], continuation: Sequence[str | Sequence[int]]) -> list[Score]: ...
+
+    def score(
+        self, prompt: str | Sequence[int], continuation: str | Sequence[int] | Sequence[str | Sequence[int]]
+    ) -> Score | list[Score]:
+        """Returns the log-probabilities of a continuation of the prompt, or of each of several; see `LLM.score`."""
+        scores = self._all(self._stub.Score, score_messages(prompt, continuation), score_from_wire)
+        return scores[0] if is_one_prompt(continuation) else scores
+
+    def model_info(self) -> ModelInfo:
+        """Returns the description of the served model."""
+        return model_info_from_wire(self._call(self._stub.GetModelInfo, pb.GetModelInfoRequest()))
+
+    def tokenize(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        """Returns the token ids of `text` by the served model's tokenizer."""
+        return list(self._call(self._stub.Tokenize, tokenize_message(text, special_tokens)).ids)
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of token ids, including special tokens."""
+        text: str = self._call(self._stub.Detokenize, detokenize_message(token_ids)).text
+        return text
+
+    def _events(self, request: pb.GenerateRequest) -> Generator[Event, None, None]:
+        attempts = self._attempts()
+        while True:
+            call = self._stub.Generate(request, timeout=attempts.seconds_left, metadata=self._metadata)
+            begun = False
+            try:
+                for response in call:
+                    begun = True
+                    if (event := event_from_wire(response)) is not None:
+                        yield event
+                        self._home.require()  # a fork may go on with the iterator
+                return
+            except grpc.RpcError as error:
+                if begun:
+                    raise self._error(error) from None
+                time.sleep(self._pause(error, attempts))
+            finally:
+                if self._home.is_here:
+                    call.cancel()
+
+    def _all(self, method: Any, requests: Sequence[Any], convert: Callable[[Any], T]) -> list[T]:
+        """Returns the converted answers to several calls, in order; if one fails, the others end."""
+        calls: deque[_PendingCall] = deque()
+        answers: list[T] = []
+        try:
+            for request in requests:
+                if len(calls) == MAX_IN_FLIGHT:
+                    answers.append(convert(calls.popleft().result()))
+                calls.append(_PendingCall(self, method, request))
+            while calls:
+                answers.append(convert(calls.popleft().result()))
+        finally:
+            for call in calls:
+                call.cancel()
+        return answers
+
+
+def _deltas(events: Generator[Event, None, None]) -> Iterator[Delta]:
+    with closing(events):
+        yield from (event for event in events if isinstance(event, Delta))
+
+
+class _PendingCall:
+    """A call of a method with one answer in progress."""
+
+    def __init__(self, client: Client, method: Any, request: Any) -> None:
+        self._client, self._method, self._request = client, method, request
+        self._attempts = client._attempts()
+        self._begin()
+
+    def result(self) -> Any:
+        """Waits for the answer; begins the call again if another attempt makes sense."""
+        while True:
+            try:
+                return self._future.result()
+            except grpc.RpcError as error:
+                time.sleep(self._client._pause(error, self._attempts))
+            self._begin()
+
+    def cancel(self) -> None:
+        """Ends the call."""
+        self._future.cancel()
+
+    def _begin(self) -> None:
+        seconds, metadata = self._attempts.seconds_left, self._client._metadata
+        self._future = self._method.future(self._request, timeout=seconds, metadata=metadata)

@@ -1,0 +1,1 @@
+"""The engine: requests become tokens in worker processes. It knows no protocol."""

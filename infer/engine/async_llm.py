@@ -1,0 +1,210 @@
+"""`LLM` for asyncio: the same methods with `await` and `async for`, any number of them at a time on one engine."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, overload
+
+from ...core.errors import Cancelled, ConfigError
+from ...core.given_paths import as_path
+from ...core.home_process import HomeProcess
+from .engine import Engine
+from .options import EngineOptions
+from .request.completion import Completion, CompletionBuilder
+from .request.events import CacheOptions, Delta, ModelInfo, Request
+from .request.prompts import (
+    GivenPrompt,
+    GivenPrompts,
+    Prompt,
+    as_params,
+    as_prompt,
+    as_prompts,
+    is_one_prompt,
+    make_request,
+)
+from .request.sampling_params import SamplingParams
+from .request.score import Score, score_of, score_request, split_tokens
+from .request.servable import with_grammar
+from .request.streams import EventStream, Wakeups
+
+
+class AsyncLLM:
+    """A model loaded on this machine, for coroutines; `async with` loads it and closes it at the end.
+
+    A coroutine that is cancelled ends its requests, and their memory in the cache is free again. The methods may be
+    called from any number of tasks, and from more than one event loop.
+
+    Args: as for `LLM`.
+    """
+
+    def __init__(
+        self, path: str | Path, *, tp: int = 1, dtype: str = "auto", kv_dtype: str = "auto", **options: Any
+    ) -> None:
+        self._home = HomeProcess("This AsyncLLM")
+        options.setdefault("max_queued", 2**31)  # a program may ask for any number of prompts at once
+        self._options = EngineOptions(as_path(path), tp=tp, dtype=dtype, kv_dtype=kv_dtype, **options)
+        self._starting: Future[Engine] | None = None
+        self._wakeups = Wakeups()
+        self._closed = False
+
+    async def start(self) -> Self:
+        """Loads the model, which `async with` does too, while the event loop goes on.
+
+        Raises:
+            ConfigError: it was called before.
+            Cancelled: the object was closed before the model was loaded.
+            TkError: the model cannot be served; see `Engine.start`.
+        """
+        if self._starting is not None:
+            raise ConfigError("The model is loaded already, or loading: call start() or use `async with` only once.")
+        self._home = HomeProcess("This AsyncLLM")  # a fork may load the model if the first process has not
+        with _one_thread() as executor:
+            self._starting = executor.submit(Engine.start, self._options)
+        try:
+            engine = await asyncio.wrap_future(self._starting)
+        except asyncio.CancelledError:
+            self._starting.add_done_callback(_close_started)
+            raise
+        if self._closed:
+            await self.close()
+            raise Cancelled("The model was closed while it was loading.")
+        engine.after_events(self._wakeups.flush)
+        return self
+
+    @property
+    def engine(self) -> Engine:
+        """The engine behind this object.
+
+        Raises:
+            ConfigError: the model is not loaded, or another process has loaded it.
+        """
+        if self._starting is None or not self._starting.done():
+            raise ConfigError("The model is not loaded: use `async with AsyncLLM(...) as llm`, or await llm.start().")
+        self._home.require()
+        return self._starting.result()
+
+    def model_info(self) -> ModelInfo:
+        """Returns the description of the loaded model."""
+        return self.engine.info
+
+    async def generate(
+        self,
+        prompts: GivenPrompts,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        cache: CacheOptions | None = None,
+    ) -> list[Completion]:
+        """Returns one Completion per prompt, in order; arguments and errors are those of `LLM.generate`."""
+        given = as_prompts(prompts)
+        chosen = as_params(params, len(given))
+        make = partial(_constrained, self.engine, cache)
+        requests = await asyncio.to_thread(lambda: list(map(make, given, chosen)))
+        return await self._complete(requests)
+
+    async def stream(
+        self, prompt: GivenPrompt, params: SamplingParams | None = None, cache: CacheOptions | None = None
+    ) -> AsyncGenerator[Delta, None]:
+        """Yields the Deltas of one prompt; a slow reader gets several tokens in one.
+
+        If the reader leaves before the end, the request ends when the iterator is closed: at once with
+        `contextlib.aclosing`, else when nothing refers to it.
+
+        Raises:
+            InvalidRequest: the prompt or a value cannot be served.
+            WorkerDied: a worker has died.
+            Cancelled: the model was closed.
+        """
+        make = partial(_constrained, self.engine, cache, as_prompt(prompt), params or SamplingParams())
+        request = await asyncio.to_thread(make)
+        with self._running([request]) as [events]:
+            async for event in events:
+                if isinstance(event, Delta):
+                    yield event
+
+    @overload
+    async def score(self, prompt: str | Sequence[int], continuation: str | Sequence[int]) -> Score: ...  # type: ignore[overload-overlap]  # a str is one text
+
+    @overload
+    async def score(self, prompt: str | Sequence[int], continuation: Sequence[str | Sequence[int]]) -> list[Score]: ...
+
+    async def score(
+        self, prompt: str | Sequence[int], continuation: str | Sequence[int] | Sequence[str | Sequence[int]]
+    ) -> Score | list[Score]:
+        """Returns the log-probabilities of one or several continuations; see `LLM.score`."""
+        scores = await self.score_pairs([(prompt, one) for one in as_prompts(continuation)])
+        return scores[0] if is_one_prompt(continuation) else scores
+
+    async def score_pairs(self, pairs: Iterable[tuple[GivenPrompt, GivenPrompt]]) -> list[Score]:
+        """Returns the score of each pair of a prompt and its continuation, in order; see `LLM.score_pairs`."""
+        split_pair = partial(split_tokens, self.engine.tokenizer)
+        given = [(as_prompt(prompt), as_prompt(after)) for prompt, after in pairs]
+        split = await asyncio.to_thread(lambda: [split_pair(prompt, after) for prompt, after in given])
+        completions = await self._complete([score_request(prompt, after) for prompt, after in split])
+        return [score_of(completion, len(prompt)) for completion, (prompt, _) in zip(completions, split, strict=True)]
+
+    async def close(self) -> None:
+        """Ends live requests with Cancelled, and the workers; a second call does nothing."""
+        if not self._home.is_here:
+            return
+        self._closed = True
+        if self._starting is not None and self._starting.done() and self._starting.exception() is None:
+            await asyncio.to_thread(self._starting.result().close)
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _complete(self, requests: Sequence[Request]) -> list[Completion]:
+        """Runs requests to their ends; if one fails, all are ended."""
+        with self._running(requests) as streams:
+            return await asyncio.gather(*map(_collect, streams))
+
+    @contextmanager
+    def _running(self, requests: Sequence[Request]) -> Iterator[list[EventStream]]:
+        """Runs requests in the engine while the body runs, and yields their events."""
+        streams: list[EventStream] = []
+        try:
+            for request in requests:
+                stream = EventStream(self._wakeups)
+                self.engine.submit(request, stream.push)
+                streams.append(stream)
+            yield streams
+        finally:
+            for request, stream in zip(requests, streams, strict=False):
+                stream.leave()
+                if not stream.ended:
+                    self.engine.abort(request.request_id)
+
+
+def _constrained(engine: Engine, cache: CacheOptions | None, prompt: Prompt, params: SamplingParams) -> Request:
+    """Returns the request for a prompt, whose grammar is built."""
+    return with_grammar(make_request(engine.tokenizer, prompt, params, cache), engine.grammars)
+
+
+async def _collect(events: EventStream) -> Completion:
+    builder = CompletionBuilder()
+    async for event in events:
+        builder.add(event)
+    return builder.completion()
+
+
+@contextmanager
+def _one_thread() -> Iterator[ThreadPoolExecutor]:
+    """Yields an executor whose thread ends after its work; leaving the context does not wait for it."""
+    executor = ThreadPoolExecutor(1, "tk-start")
+    try:
+        yield executor
+    finally:
+        executor.shutdown(wait=False)
+
+
+def _close_started(starting: Future[Engine]) -> None:
+    if not starting.cancelled() and starting.exception() is None:
+        starting.result().close()

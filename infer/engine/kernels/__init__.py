@@ -1,0 +1,1 @@
+"""The backends that compute steps on a rank, and the sampler."""

@@ -1,0 +1,81 @@
+"""A mixture of experts on torch's operators (see `model/experts.py`, whose sums it repeats).
+
+An expert multiplies a fixed number of rows at a time, padded, so that a token's bits do not depend on the others.
+Letters: T tokens, D hidden size, I intermediate size of an expert on this rank, E experts, K of them per token,
+S slices of I.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+
+from .....model.activation import swiglu
+from .....parallel.collectives import tree_sum
+from .....parallel.products import linear
+from ...program.operations import Route, RunExperts
+from .coded_weight import CodedWeight
+from .row_tiles import SMALLEST
+
+ExpertRows: TypeAlias = torch.Tensor | CodedWeight  # the weights of all experts, one below the other
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """The experts of each token.
+
+    Attributes:
+        weights_TK: the weights of the chosen experts, fp32.
+        chosen_TK: their numbers, int64.
+    """
+
+    weights_TK: torch.Tensor
+    chosen_TK: torch.Tensor
+
+
+def choose_experts(scores_TE: torch.Tensor, route: Route) -> Routing:
+    """Chooses the `top_k` best experts of every token, the lowest of equals first."""
+    ordered_TE, experts_TE = scores_TE.float().softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+    weights_TK, chosen_TK = ordered_TE[:, : route.top_k], experts_TE[:, : route.top_k]
+    if route.normalize:
+        weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
+    return Routing(weights_TK, chosen_TK)
+
+
+def run_experts(
+    x_TD: torch.Tensor, routing: Routing, gate_up: ExpertRows, down: ExpertRows, operation: RunExperts
+) -> torch.Tensor:
+    """Maps tokens [T, D] to this rank's part of the weighted sums of their experts, [T, D].
+
+    Args:
+        x_TD: the tokens.
+        routing: their experts.
+        gate_up, down: the weights of all experts, one below the other: [E * 2I, D] and [E * D, I].
+        operation: the operation.
+    """
+    num_experts, num_slices = operation.num_experts, operation.num_slices
+    top_k = routing.chosen_TK.shape[1]
+    sums_STD = torch.zeros(num_slices, *x_TD.shape, dtype=torch.float32, device=x_TD.device)
+    # Pairs (token, expert) sorted by expert, stably: each token's experts are added in ascending order.
+    by_expert = routing.chosen_TK.flatten().argsort(stable=True)
+    counts = routing.chosen_TK.flatten().bincount(minlength=num_experts).tolist()
+    inner, hidden = 2 * operation.inner, x_TD.shape[-1]
+    for expert, places in enumerate(by_expert.split(counts)):
+        if len(places):
+            tokens = places // top_k
+            gate_up_FD = gate_up[slice(expert * inner, (expert + 1) * inner)]
+            down_DI = down[slice(expert * hidden, (expert + 1) * hidden)]
+            y_STD = _expert(x_TD[tokens], gate_up_FD, down_DI.chunk(num_slices, dim=-1)).float()
+            sums_STD.index_add_(1, tokens, y_STD * routing.weights_TK.flatten()[places].unsqueeze(-1))
+    return tree_sum(list(sums_STD.to(x_TD.dtype).unbind()))
+
+
+def _expert(x_TD: torch.Tensor, gate_up_FD: torch.Tensor, down_slices: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Maps one expert's tokens [T, D] to the sums of each slice, [S, T, D]."""
+    padded_TD = F.pad(x_TD, (0, 0, 0, -len(x_TD) % SMALLEST))
+    tiles = []
+    for tile_TD in padded_TD.split(SMALLEST):
+        inner = swiglu(linear(tile_TD, gate_up_FD)).chunk(len(down_slices), dim=-1)
+        tiles.append(torch.stack([linear(x, weight) for x, weight in zip(inner, down_slices, strict=True)]))
+    return torch.cat(tiles, dim=1)[:, : len(x_TD)]

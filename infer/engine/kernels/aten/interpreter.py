@@ -1,0 +1,147 @@
+"""The interpreter of a program on torch's operators: one method per operation, on one tile of rows at a time.
+
+Letters: T rows of a tile, R rows whose logits are wanted, D hidden size, V vocabulary rows of this rank.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from .....model.activation import gelu_new, swiglu
+from .....model.norm import rms_norm
+from .....model.rope import Rotation, rotate, rotation
+from .....parallel.collectives import all_gather, all_reduce, tree_sum
+from .....parallel.mesh import Group
+from .....parallel.wide_sums import embedding, layer_norm
+from ...program.lower import Program
+from ...program.operations import (
+    AttendToCache,
+    Embed,
+    Gate,
+    Head,
+    Multiply,
+    Norm,
+    Operation,
+    Reduce,
+    RotateAndAppend,
+    Route,
+    RunExperts,
+    SampleTokens,
+)
+from .experts import Routing, choose_experts, run_experts
+from .paged_attention import PagedAttention
+from .prepared_weights import PreparedWeights
+
+
+@dataclass(slots=True)
+class TileState:
+    """One tile of rows on its way through the operations.
+
+    Attributes:
+        tokens, positions: int64 [T], padding included.
+        attention: the attention of the tile's tokens.
+        rotary: the rotation of the positions; None without rotary embedding.
+        buffers: the buffers of `program/operations.py` by name, except routing and logits.
+        routing: the experts that the latest Route has chosen.
+    """
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    attention: PagedAttention
+    rotary: Rotation | None
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    routing: Routing | None = None
+
+
+class Interpreter:
+    """A program with its weights.
+
+    Args:
+        program: the rank's program.
+        weights: its parameters.
+        tp: the tensor-parallel group.
+    """
+
+    def __init__(self, program: Program, weights: PreparedWeights, tp: Group) -> None:
+        self._program, self._weights, self._tp = program, weights, tp
+        self._products = weights.products(program)
+        self._group = program.num_heads // program.num_kv_heads
+
+    def forward(self, tokens_T: torch.Tensor, positions_T: torch.Tensor, attention: PagedAttention) -> torch.Tensor:
+        """Runs the operations before the head; stores keys and values, and returns normed hidden states [T, D]."""
+        program, rotary = self._program, None
+        if program.rope is not None:
+            rotary = rotation(positions_T, program.head_dim, program.rope, self._weights.dtype)
+        state = TileState(tokens_T, positions_T, attention, rotary)
+        for operation in program.operations:
+            self._run(operation, state)
+        return state.buffers["normed"]
+
+    def head(self, normed_RD: torch.Tensor) -> torch.Tensor:
+        """Maps normed hidden states to this rank's logits [R, V], padding of the vocabulary included."""
+        (head,) = (operation for operation in self._program.operations if isinstance(operation, Head))
+        return self._products[head.matrix.name](normed_RD)
+
+    def _run(self, operation: Operation, state: TileState) -> None:
+        buffers = state.buffers
+        match operation:
+            case Embed():
+                buffers["hidden"] = self._embed(operation, state)
+            case Norm():
+                buffers["normed"] = self._norm(operation, buffers["hidden"])
+            case Multiply():
+                buffers[operation.target] = self._products[operation.matrix.name](buffers[operation.source])
+            case RotateAndAppend():
+                self._rotate_and_append(operation, state)
+            case AttendToCache():
+                attended = state.attention.attend(operation.layer, operation.window, buffers["query"])
+                buffers["attended"] = attended.flatten(-2)
+            case Gate():
+                activation = swiglu if operation.kind == "swiglu" else gelu_new
+                buffers["gated"] = activation(buffers["inner"])
+            case Route():
+                state.routing = choose_experts(self._products[operation.matrix.name](buffers["normed"]), operation)
+            case RunExperts():
+                buffers["partial"] = self._run_experts(operation, state)
+            case Reduce():
+                buffers["hidden"] = buffers["hidden"] + self._reduce(operation, buffers["partial"])
+            case Head() | SampleTokens():
+                pass  # these follow for the wanted rows of all tiles together
+
+    def _embed(self, operation: Embed, state: TileState) -> torch.Tensor:
+        local_T = state.tokens - self._tp.rank * operation.num_rows
+        outside_T = (local_T < 0) | (local_T >= operation.num_rows)
+        own_TD = self._weights.lookup(operation.table, local_T.masked_fill(outside_T, 0))
+        hidden_TD = all_reduce(own_TD.masked_fill(outside_T.unsqueeze(-1), 0.0), self._tp)
+        if operation.positions:
+            hidden_TD = hidden_TD + embedding(state.positions, self._weights[operation.positions])
+        return hidden_TD
+
+    def _norm(self, operation: Norm, hidden_TD: torch.Tensor) -> torch.Tensor:
+        weight = self._weights[operation.weight]
+        if operation.kind == "rms":
+            return rms_norm(hidden_TD, weight, operation.eps)
+        return layer_norm(hidden_TD, weight, self._weights[operation.bias], operation.eps)
+
+    def _rotate_and_append(self, operation: RotateAndAppend, state: TileState) -> None:
+        program = self._program
+        heads = state.buffers["qkv"].unflatten(-1, (-1, program.head_dim))
+        query, key, value = heads.split((program.num_heads, program.num_kv_heads, program.num_kv_heads), dim=-2)
+        if operation.q_norm:
+            query = rms_norm(query, self._weights[operation.q_norm], operation.eps)
+            key = rms_norm(key, self._weights[operation.k_norm], operation.eps)
+        if state.rotary is not None:
+            query, key = rotate(query, state.rotary), rotate(key, state.rotary)
+        if (factors_KE := self._weights.key_factors.get(operation.layer)) is not None:  # exact, up to fp16's range
+            query, key = query * factors_KE.repeat_interleave(self._group, dim=0), key / factors_KE
+        state.attention.append(operation.layer, key, value)
+        state.buffers["query"] = query
+
+    def _run_experts(self, operation: RunExperts, state: TileState) -> torch.Tensor:
+        assert state.routing is not None
+        gate_up, down = self._weights.rows(operation.gate_up), self._weights.rows(operation.down)
+        return run_experts(state.buffers["normed"], state.routing, gate_up, down, operation)
+
+    def _reduce(self, operation: Reduce, partial_TD: torch.Tensor) -> torch.Tensor:
+        sum_TD = tree_sum(all_gather(partial_TD, self._tp))
+        return sum_TD + self._weights[operation.bias] if operation.bias else sum_TD

@@ -1,0 +1,134 @@
+"""The backend on torch's operators: forward passes in tiles of fixed size, logits, the sampler."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from .....parallel.collectives import all_gather
+from .....parallel.mesh import Group
+from ...options import MAX_HEAD_ROWS
+from ...program.lower import Program
+from ...program.operations import Head, Multiply, Route
+from ...step.step_plan import Array, SamplerOutput, SamplingRows, StepPlan, spans_within
+from ..backend import Masks, no_masks
+from ..engine_line import EngineLine, WentOn
+from ..sampler.sampler import best_sampler, run_sampler
+from .interpreter import Interpreter
+from .kv_cache import KVCache
+from .paged_attention import PagedAttention
+from .prepared_weights import AnyProduct, PreparedWeights
+from .row_tiles import RowTile, agreeing_sizes, cut
+
+
+class ModelRunner:
+    """A `Backend` that interprets the program.
+
+    Args:
+        program: the rank's program.
+        weights: its parameters, all of them.
+        cache: the rank's KV cache.
+        tp: the tensor-parallel group.
+        max_batched_tokens: the largest number of tokens of a step.
+    """
+
+    kernels = "aten"
+
+    def __init__(
+        self, program: Program, weights: PreparedWeights, cache: KVCache, tp: Group, max_batched_tokens: int
+    ) -> None:
+        self.kv_bytes, self.samples = cache.num_bytes, tp.rank == 0
+        self._program, self._cache, self._tp = program, cache, tp
+        self._interpreter = Interpreter(program, weights, tp)
+        self._sample = best_sampler()
+        self._asked: tuple[SamplingRows, Array] | None = (
+            None  # rows of the last step, and their logits, to sample again
+        )
+        prepared = weights.products(program)
+        with torch.inference_mode():
+            inner = _distinct([each for each in program.operations if isinstance(each, Multiply | Route)], prepared)
+            self.sizes = agreeing_sizes(inner, weights.dtype, cache.device, max_batched_tokens, tp)
+            head = _distinct([each for each in program.operations if isinstance(each, Head)], prepared)
+            self.head_sizes = agreeing_sizes(head, weights.dtype, cache.device, MAX_HEAD_ROWS, tp)
+
+    @torch.inference_mode()
+    def step(self, plan: StepPlan, masks: Masks = no_masks) -> SamplerOutput | None:
+        """Computes a step, stores its keys and values; returns the sampler's output on rank 0, else None."""
+        outputs, found, kept = [], None, list[Array]()
+        for first, logits_RV in self._logits(plan):
+            if self._tp.rank == 0:
+                if found is None and plan.rows.are_masked:
+                    found = masks()
+                rows, logits = plan.rows.part(first, first + len(logits_RV)), logits_RV.cpu().numpy()
+                outputs.append(run_sampler(logits, rows, found, self._sample))
+                if plan.rows.are_asked:
+                    kept.append(logits)
+        self._asked = (plan.rows, np.concatenate(kept)) if kept else None
+        return SamplerOutput.join(outputs) if outputs else None
+
+    def sample_again(self, masks: Array, rows: Array) -> SamplerOutput:
+        """Samples the rows of the last step again, some of them with masks: see `Backend`."""
+        assert self._asked is not None, "the last step had candidates"
+        asked, logits_RV = self._asked
+        return run_sampler(logits_RV, asked.masked(rows), masks, self._sample)
+
+    def go_on(self, line: EngineLine) -> WentOn | None:
+        """Leaves all steps to the worker."""
+        return None
+
+    @torch.inference_mode()
+    def logits(self, plan: StepPlan) -> Array:
+        """Computes a step as `step` does; returns the raw logits of its rows on every rank: fp32 [R, vocab_size]."""
+        found: Array = torch.cat([logits_RV for _, logits_RV in self._logits(plan)]).cpu().numpy()
+        return found
+
+    def _logits(self, plan: StepPlan) -> Iterator[tuple[int, torch.Tensor]]:
+        """Computes a step; yields its logits in parts of at most MAX_HEAD_ROWS rows, with the number of the first.
+
+        A step without rows has one empty part.
+        """
+        wanted = self._on_device(plan.rows.token)
+        self._cache.give(self._on_device(plan.copies), self._on_device(plan.forks))
+        normed = []
+        for tile in cut(len(plan.tokens), self.sizes):
+            normed_TD = self._forward(plan, tile)
+            inside = (wanted >= tile.first) & (wanted < tile.stop)
+            normed.append(normed_TD[wanted[inside] - tile.first])
+        normed_RD = torch.cat(normed)
+        if not len(normed_RD):
+            yield 0, torch.empty(0, self._program.vocab_size, device=self._cache.device)
+        for tile in cut(len(normed_RD), self.head_sizes):
+            yield tile.first, self._head(normed_RD[tile.first : tile.stop], tile.size)
+
+    def _forward(self, plan: StepPlan, tile: RowTile) -> torch.Tensor:
+        part = slice(tile.first, tile.stop)
+        inputs = np.zeros((2, tile.size), np.int64)
+        inputs[:, : tile.stop - tile.first] = plan.tokens[part], plan.positions[part]
+        tokens, positions = self._on_device(inputs)
+        slots = self._on_device(plan.slots[part])
+        spans = spans_within(plan, tile.first, tile.stop)
+        attention = PagedAttention(self._cache, spans, slots, self._program.num_heads)
+        return self._interpreter.forward(tokens, positions, attention)
+
+    def _on_device(self, numbers: Array) -> torch.Tensor:
+        """Copies numbers of a plan to the device of the cache, as int64."""
+        return torch.from_numpy(numbers.astype(np.int64)).to(self._cache.device)
+
+    def _head(self, normed_RD: torch.Tensor, size: int) -> torch.Tensor:
+        """Returns the logits of rows that are padded to `size`: fp32 [R, vocab_size]."""
+        num_rows = len(normed_RD)
+        padded_RD = normed_RD.new_zeros(size, normed_RD.shape[-1])
+        padded_RD[:num_rows] = normed_RD
+        whole_RV = torch.cat(all_gather(self._interpreter.head(padded_RD), self._tp), dim=-1)
+        return whole_RV[:num_rows, : self._program.vocab_size].float()
+
+
+def _distinct(
+    operations: list[Multiply | Route] | list[Head], prepared: dict[str, AnyProduct]
+) -> list[tuple[AnyProduct, int]]:
+    """Returns one product of each shape, with the width of its rows."""
+    found: dict[tuple[object, ...], tuple[AnyProduct, int]] = {}
+    for matrix in (operation.matrix for operation in operations):
+        each = prepared[matrix.name]
+        found.setdefault(each.shapes, (each, matrix.in_features))
+    return list(found.values())

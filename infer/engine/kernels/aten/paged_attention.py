@@ -1,0 +1,322 @@
+"""Causal attention over the paged cache; the bits of its result depend only on the tokens up to a query.
+
+Keys and values are read in tiles of 256 tokens from the sequence's start, queries of a kv head in tiles of 16 rows. So
+every product has the same shape for any batch and any cut of a prompt into chunks. An fp32 online softmax (Milakov and
+Gimelshein, arXiv 1805.02867; tiles as in FlashAttention, arXiv 2205.14135) merges the tiles of a row in order. A tile
+that is hidden from a row changes none of its bits.
+
+Letters: T tokens, H query heads, K kv heads, G = H / K, E head dim, S decoding sequences, Q query tiles, R = 16 rows,
+C = 256 keys, N independent problems (kv heads of one sequence or of several).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from .....core.integers import ceil_div, round_up
+from ...options import ATTENTION_TILE
+from ...step.step_plan import TokenSpan
+from .kv_cache import KVCache
+
+QUERY_ROWS: Final = 16
+_LOWEST: Final = -3e38  # the maximum of no scores: finite, so that differences are never NaN
+_MAX_READ: Final = 2**23  # the most elements of keys, in fp32, that decoding gathers at once
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeGroup:
+    """Consecutive tiles of all decoding sequences that reach them, multiplied together and merged in order.
+
+    Attributes:
+        counts: for each tile, the number of sequences that reach it; these are the first ones.
+        sequence: the sequence of each (tile, sequence) pair.
+        blocks: the blocks of each pair.
+        hidden, near: the masks of the keys that each pair must not see, and of those that it reads from copies.
+    """
+
+    counts: tuple[int, ...]
+    sequence: torch.Tensor
+    blocks: torch.Tensor
+    hidden: torch.Tensor
+    near: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Decode:
+    """The spans of one token, longest context first."""
+
+    tokens: torch.Tensor
+    groups: tuple[_DecodeGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefill:
+    """A span of several tokens.
+
+    Attributes:
+        first: the index of its first token among the packed tokens.
+        length: the number of its tokens.
+        positions_QR: the position of each query row.
+        first_tile: the first tile that a query of the span sees.
+        tiles: the blocks of each tile.
+    """
+
+    first: int
+    length: int
+    positions_QR: torch.Tensor
+    first_tile: int
+    tiles: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The plan of one forward pass for all layers with the same window."""
+
+    window: int | None
+    decode: _Decode | None
+    prefills: tuple[_Prefill, ...]
+
+
+class PagedAttention:
+    """The attention of one forward pass, planned once for all layers with the same window.
+
+    Args:
+        cache: the rank's KV cache.
+        spans: the spans of the pass's tokens; tokens outside of them are padding and get zeros.
+        slots_T: the cache slots of the tokens' keys and values (see StepPlan), without padding.
+        num_heads: the number of query heads on this rank.
+    """
+
+    def __init__(self, cache: KVCache, spans: Sequence[TokenSpan], slots_T: torch.Tensor, num_heads: int) -> None:
+        self.cache = cache
+        self.device, self.num_kv_heads, self.head_dim = cache.device, cache.num_kv_heads, cache.head_dim
+        self.group = num_heads // cache.num_kv_heads
+        self.blocks_per_tile = ATTENTION_TILE // cache.block_size
+        self.num_tokens = len(slots_T)
+        self.places = cache.places(slots_T)
+        self.spans = tuple(spans)
+        self._plans: dict[int | None, _Plan] = {}
+
+    def append(self, layer: int, k_TKE: torch.Tensor, v_TKE: torch.Tensor) -> None:
+        """Stores the tokens' keys and values in a layer's cache, without those of padding."""
+        self.cache.append(layer, self.places, k_TKE[: self.num_tokens], v_TKE[: self.num_tokens])
+
+    def attend(self, layer: int, window: int | None, q_THE: torch.Tensor) -> torch.Tensor:
+        """Attends to a layer's cache; returns [T, H, E] in the queries' dtype.
+
+        Args:
+            layer: the layer, to whose cache the tokens are appended already.
+            window: the number of positions that a query sees, its own included; None for all before it.
+            q_THE: the queries, normed and rotated.
+        """
+        plan = self._plans.get(window) or self._plans.setdefault(window, self._plan(window))
+        q_TKGE = (self.cache.rotate(q_THE).float() * self.head_dim**-0.5).unflatten(1, (self.num_kv_heads, self.group))
+        out_TKGE = torch.zeros_like(q_TKGE)
+        if plan.decode is not None:
+            self._run_decode(layer, plan.decode, q_TKGE, out_TKGE)
+        for span in plan.prefills:
+            self._run_prefill(layer, span, plan.window, q_TKGE, out_TKGE)
+        return self.cache.rotate(out_TKGE).flatten(1, 2).to(q_THE.dtype)
+
+    def _plan(self, window: int | None) -> _Plan:
+        single = sorted((span for span in self.spans if span.stop - span.start == 1), key=lambda span: -span.stop)
+        prefills = tuple(self._plan_prefill(span, window) for span in self.spans if span.stop - span.start > 1)
+        return _Plan(window, self._plan_decode(single, window) if single else None, prefills)
+
+    def _plan_decode(self, spans: Sequence[TokenSpan], window: int | None) -> _Decode:
+        tables = [self._tiles(span) for span in spans]
+        limit = max(1, _MAX_READ // (ATTENTION_TILE * self.num_kv_heads * self.head_dim))
+        groups: list[_DecodeGroup] = []
+        pairs: list[tuple[int, int]] = []  # (tile, sequence)
+        for tile in range(_first_tile(spans[-1].stop - 1, window), len(tables[0])):
+            here = [(tile, i) for i, table in enumerate(tables) if tile < len(table)]
+            if pairs and len(pairs) + len(here) > limit:
+                groups.append(self._plan_group(spans, tables, pairs, window))
+                pairs = []
+            pairs += here
+        groups.append(self._plan_group(spans, tables, pairs, window))
+        return _Decode(self._tensor([span.first for span in spans]), tuple(groups))
+
+    def _plan_group(
+        self,
+        spans: Sequence[TokenSpan],
+        tables: Sequence[torch.Tensor],
+        pairs: Sequence[tuple[int, int]],
+        window: int | None,
+    ) -> _DecodeGroup:
+        tiles = [tile for tile, _ in pairs]
+        query_P = self._tensor([spans[i].stop - 1 - tile * ATTENTION_TILE for tile, i in pairs])
+        keys_C, query_P1 = torch.arange(ATTENTION_TILE, device=self.device), query_P.unsqueeze(-1)
+        hidden_PC = _hidden(keys_C, query_P1, window)
+        near_PC = self._own(keys_C, query_P1) | self._first(keys_C, self._tensor(tiles).unsqueeze(-1))
+        return _DecodeGroup(
+            counts=tuple(tiles.count(tile) for tile in range(tiles[0], tiles[-1] + 1)),
+            sequence=self._tensor([i for _, i in pairs]),
+            blocks=torch.stack([tables[i][tile] for tile, i in pairs]),
+            hidden=hidden_PC.repeat_interleave(self.num_kv_heads, dim=0)[:, None, None, :],
+            near=near_PC.repeat_interleave(self.num_kv_heads, dim=0)[:, None, None, :],
+        )
+
+    def _tensor(self, numbers: Sequence[int]) -> torch.Tensor:
+        """Copies numbers to the device."""
+        return torch.tensor(numbers, dtype=torch.int64).to(self.device)
+
+    def _own(self, keys: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+        """Returns the mask of the keys in a query's own block; positions are counted from the start of any tile."""
+        return keys // self.cache.block_size == query // self.cache.block_size
+
+    def _first(self, keys: torch.Tensor, tile: torch.Tensor | int) -> torch.Tensor:
+        """Returns the mask of the keys of a tile that are in their sequence's first block."""
+        return (keys < self.cache.block_size) & (tile == 0)
+
+    def _plan_prefill(self, span: TokenSpan, window: int | None) -> _Prefill:
+        length = span.stop - span.start
+        num_rows = round_up(length * self.group, QUERY_ROWS)
+        positions = (span.start + torch.arange(num_rows, device=self.device) // self.group).clamp_max(span.stop - 1)
+        first_tile = _first_tile(span.start, window)
+        return _Prefill(span.first, length, positions.view(-1, QUERY_ROWS), first_tile, self._tiles(span))
+
+    def _read(self, layer: int, blocks_PN: torch.Tensor) -> "_Tiles":
+        keys, values = self.cache.read(layer, self.cache.pages(blocks_PN), self.blocks_per_tile)
+        if not self.cache.has_copies:
+            return _Tiles(keys, values)
+        return _Tiles(keys, values, *self.cache.read_copies(layer, self.cache.copies(blocks_PN), self.blocks_per_tile))
+
+    def _tiles(self, span: TokenSpan) -> torch.Tensor:
+        """Cuts the block table into tiles, [tiles, blocks per tile], padded with the null block."""
+        num_tiles = ceil_div(span.stop, ATTENTION_TILE)
+        used = ceil_div(span.stop, self.cache.block_size)
+        table = torch.zeros(num_tiles * self.blocks_per_tile, dtype=torch.int64)
+        table[:used] = torch.from_numpy(span.block_table[:used].astype("int64"))
+        return table.view(num_tiles, self.blocks_per_tile).to(self.device)
+
+    def _run_decode(self, layer: int, plan: _Decode, q_TKGE: torch.Tensor, out_TKGE: torch.Tensor) -> None:
+        q_SKQRE = _query_tiles(q_TKGE[plan.tokens])
+        softmax = OnlineSoftmax()
+        for part in plan.groups:
+            queries = q_SKQRE[part.sequence].flatten(0, 1)
+            partial = _attend(queries, self._read(layer, part.blocks), part.hidden, part.near)
+            done = 0
+            for count in part.counts:
+                rows = slice(done * self.num_kv_heads, (done + count) * self.num_kv_heads)
+                softmax.merge(partial.part(rows), (slice(count * self.num_kv_heads),))
+                done += count
+        rows_SKNE = softmax.result().flatten(1, 2).unflatten(0, (-1, self.num_kv_heads))
+        out_TKGE[plan.tokens] = rows_SKNE[:, :, : self.group]
+
+    def _run_prefill(
+        self, layer: int, plan: _Prefill, window: int | None, q_TKGE: torch.Tensor, out_TKGE: torch.Tensor
+    ) -> None:
+        span = slice(plan.first, plan.first + plan.length)
+        q_KQRE = _query_tiles(q_TKGE[span].transpose(0, 1).flatten(1, 2))
+        softmax = OnlineSoftmax()
+        for tile, blocks in enumerate(plan.tiles[plan.first_tile :], plan.first_tile):
+            begin = tile * ATTENTION_TILE
+            unseeing = int((plan.positions_QR[:, -1] < begin).sum())  # query tiles that end before this one
+            keys_C = begin + torch.arange(ATTENTION_TILE, device=self.device)
+            query_QR1 = plan.positions_QR[unseeing:].unsqueeze(-1)
+            hidden_QRC = _hidden(keys_C, query_QR1, window)
+            near_QRC = self._own(keys_C, query_QR1) | self._first(keys_C, tile)
+            partial = _attend(q_KQRE[:, unseeing:], self._read(layer, blocks.unsqueeze(0)), hidden_QRC, near_QRC)
+            softmax.merge(partial, (slice(None), slice(unseeing, None)))
+        rows_KNE = softmax.result().flatten(1, 2)[:, : plan.length * self.group]
+        out_TKGE[span] = rows_KNE.unflatten(1, (plan.length, self.group)).transpose(0, 1)
+
+
+def _hidden(keys: torch.Tensor, query: torch.Tensor, window: int | None) -> torch.Tensor:
+    """Returns the mask of the key positions that a query position must not see."""
+    hidden = keys > query
+    return hidden if window is None else hidden | (keys <= query - window)
+
+
+def _first_tile(query: int, window: int | None) -> int:
+    """Returns the first tile that a query at that position sees; leaving out earlier tiles changes no bit."""
+    return 0 if window is None else max(0, query - window + 1) // ATTENTION_TILE
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """The softmax over a part of the keys.
+
+    Attributes:
+        largest: the largest score of each row.
+        total: the sum of exp(score - largest) of each row.
+        values: the sum of the values, weighted by exp(score - largest).
+    """
+
+    largest: torch.Tensor  # [N, Q, R, 1]
+    total: torch.Tensor  # [N, Q, R, 1]
+    values: torch.Tensor  # [N, Q, R, E]
+
+    def part(self, rows: slice) -> "Partial":
+        """Returns a slice of the first dim."""
+        return Partial(self.largest[rows], self.total[rows], self.values[rows])
+
+
+class OnlineSoftmax:
+    """The merge of partial results over consecutive tiles of keys; the first result covers every row."""
+
+    def __init__(self) -> None:
+        self._state: Partial | None = None
+
+    def merge(self, new: Partial, where: tuple[slice, ...]) -> None:
+        """Adds the partial result of further keys for the rows `where`."""
+        if self._state is None:
+            self._state = new
+            return
+        old_largest, old_total, old_values = (
+            x[where] for x in (self._state.largest, self._state.total, self._state.values)
+        )
+        largest = torch.maximum(old_largest, new.largest)
+        keep, add = torch.exp(old_largest - largest), torch.exp(new.largest - largest)
+        self._state.total[where] = old_total * keep + new.total * add
+        self._state.values[where] = old_values * keep + new.values * add
+        self._state.largest[where] = largest
+
+    def result(self) -> torch.Tensor:
+        """Returns the attention's output, [N, Q, R, E]."""
+        assert self._state is not None
+        return self._state.values / self._state.total
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """Keys and values of N tiles, each fp32 [N, C, E], and their copies if there are any."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    key_copies: torch.Tensor | None = None
+    value_copies: torch.Tensor | None = None
+
+
+def _attend(q_NQRE: torch.Tensor, tiles: _Tiles, hidden: torch.Tensor, near: torch.Tensor) -> Partial:
+    """Computes the attention of query tiles to one tile of keys each; the masks broadcast to [N, Q, R, C]."""
+    scores_NQRC = _products(q_NQRE, tiles.keys.transpose(1, 2))
+    if tiles.key_copies is not None:
+        scores_NQRC = torch.where(near, _products(q_NQRE, tiles.key_copies.transpose(1, 2)), scores_NQRC)
+    scores_NQRC.masked_fill_(hidden, -torch.inf)
+    largest_NQR1 = scores_NQRC.amax(dim=-1, keepdim=True).clamp_min_(_LOWEST)
+    weights_NQRC = scores_NQRC.sub_(largest_NQR1).exp_()
+    if tiles.value_copies is None:
+        values_NQRE = _products(weights_NQRC, tiles.values)
+    else:
+        far, close = weights_NQRC.masked_fill(near, 0.0), weights_NQRC.masked_fill(~near, 0.0)
+        values_NQRE = _products(far, tiles.values) + _products(close, tiles.value_copies)
+    return Partial(largest_NQR1, weights_NQRC.sum(dim=-1, keepdim=True), values_NQRE)
+
+
+def _products(a_NQRX: torch.Tensor, b_NXY: torch.Tensor) -> torch.Tensor:
+    """Multiplies [N, Q, R, X] by [N, X, Y] to [N, Q, R, Y], as N * Q products of one shape, without copying b."""
+    if a_NQRX.shape[1] == 1:
+        return torch.bmm(a_NQRX.squeeze(1), b_NXY).unsqueeze(1)
+    pieces = [torch.bmm(a_QRX, b_XY.expand(len(a_QRX), -1, -1)) for a_QRX, b_XY in zip(a_NQRX, b_NXY, strict=True)]
+    return torch.stack(pieces)
+
+
+def _query_tiles(q_NE: torch.Tensor) -> torch.Tensor:
+    """Cuts [..., n, E] into tiles [..., Q, 16, E], padded with rows of zeros."""
+    missing = -q_NE.shape[-2] % QUERY_ROWS
+    padded: torch.Tensor = torch.nn.functional.pad(q_NE, (0, 0, 0, missing))
+    return padded.unflatten(-2, (-1, QUERY_ROWS))  # type: ignore[no-any-return]

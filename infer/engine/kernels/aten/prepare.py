@@ -1,0 +1,74 @@
+"""The start of a rank on torch: its device, its group, its weights and its cache."""
+
+import torch
+import torch.distributed as dist
+
+from .....core import dtypes
+from .....core.errors import ConfigError
+from .....core.progress import format_bytes
+from .....model.peers import peers
+from .....parallel.mesh import ALONE, Group, join_world
+from ...planning.job import Job
+from ...program.lower import Program
+from ...program.weights import LoadParams
+from ..loading import load_weights
+from .kv_cache import KVCache
+from .model_runner import ModelRunner
+from .prepared_weights import PreparedWeights
+
+
+def prepare(job: Job, program: Program, load: LoadParams) -> ModelRunner:
+    """Joins the other ranks, loads this rank's weights and allocates its cache.
+
+    Raises:
+        CheckpointError: the weights cannot be loaded.
+        ConfigError: torch cannot use the GPU, or the cache does not fit on it beside the weights.
+    """
+    device = _device(job)
+    tp = _join(job, device)
+    weights = PreparedWeights(program, dtypes.by_name(job.dtype), job.weight_dtype, device)
+    weights.keep_key_factors(load_weights(job, program, load, weights.take, peers(tp), 1))
+    if device.type == "cuda":
+        _check_room(job.kv_bytes, device)
+    cache = KVCache(
+        program.num_layers,
+        job.num_blocks,
+        program.num_kv_heads,
+        job.block_size,
+        program.head_dim,
+        job.kv_dtype,
+        job.num_copies,
+        device,
+    )
+    return ModelRunner(program, weights, cache, tp, job.max_batched_tokens)
+
+
+def _device(job: Job) -> torch.device:
+    """Returns this rank's GPU, or the CPU; makes a GPU that of NCCL."""
+    if not job.on_gpus:
+        return torch.device("cpu")
+    if not torch.cuda.is_available() or torch.cuda.device_count() < job.tp:
+        raise ConfigError(
+            f"NVIDIA's driver has a GPU for each of {job.tp} ranks, but torch {torch.__version__} cannot use them; "
+            "`tk doctor` says more. Mend that, or set CUDA_VISIBLE_DEVICES= (empty) to compute on the CPU."
+        )
+    device = torch.device("cuda", job.rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _join(job: Job, device: torch.device) -> Group:
+    if job.tp == 1:
+        return ALONE
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{job.store}", rank=job.rank, world_size=job.tp)
+    return join_world()
+
+
+def _check_room(kv_bytes: int, device: torch.device) -> None:
+    free, _ = torch.cuda.mem_get_info(device)
+    if kv_bytes > free:
+        raise ConfigError(
+            f"The KV cache takes {format_bytes(kv_bytes)}, but {device} has only {format_bytes(free)} free beside the "
+            "weights: lower --kv-memory, or use more ranks."
+        )

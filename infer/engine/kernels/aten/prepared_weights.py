@@ -1,0 +1,122 @@
+"""The weights of a rank as tensors, and its matrix products."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from .....checkpoint.read.stored_array import StoredArray
+from .....core.casts import Array
+from .....core.dtypes import DType
+from .....core.local_params import LocalParam
+from .....parallel.collectives import tree_sum
+from .....parallel.linear import product
+from .....parallel.torch_dtypes import torch_dtype
+from .....parallel.wide_sums import embedding
+from ...program.lower import Program
+from ...program.operations import Head, Multiply, Route, WeightMatrix
+from ...program.quantization import groupings, untransposed
+from .coded_weight import CodedProduct, CodedWeight
+from .pages import CPU
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedProduct:
+    """A matrix product: [..., D] -> [..., F].
+
+    Attributes:
+        slices: the weight, cut along D into slices that are summed apart and added as a binary tree.
+        num_transposed: the number of transposed blocks of the weight; 0 if it is [F, D].
+        bias: the bias [F], of a weight that is not cut; None without one.
+    """
+
+    slices: tuple[torch.Tensor, ...]
+    num_transposed: int
+    bias: torch.Tensor | None
+
+    @property
+    def shapes(self) -> tuple[object, ...]:
+        """The sizes on which the order of sums may depend."""
+        return (*(weight.shape for weight in self.slices), self.num_transposed, self.bias is not None)
+
+    def __call__(self, x_ND: torch.Tensor) -> torch.Tensor:
+        if len(self.slices) == 1:
+            return product(x_ND, self.slices[0], self.num_transposed, self.bias)
+        inputs = x_ND.chunk(len(self.slices), dim=-1)
+        return tree_sum([product(x, w, self.num_transposed) for x, w in zip(inputs, self.slices, strict=True)])
+
+
+AnyProduct: TypeAlias = PreparedProduct | CodedProduct
+
+
+class PreparedWeights:
+    """A rank's parameters by name.
+
+    Args:
+        program: the rank's program.
+        dtype: the dtype of the parameters that are not quantized, and of products.
+        weight_dtype: see EngineOptions.
+        device: where they lie.
+
+    Attributes:
+        dtype: the dtype of products.
+        key_factors: the factors of each layer's keys, [kv heads, E], in that dtype, which has powers of two; {} for
+            a cache whose keys are not equalized.
+    """
+
+    def __init__(self, program: Program, dtype: DType, weight_dtype: str = "auto", device: torch.device = CPU) -> None:
+        self.device = device
+        self.dtype = torch_dtype(dtype)
+        self.key_factors: dict[int, torch.Tensor] = {}
+        self._format = dtype
+        self._params: dict[str, torch.Tensor] = {}
+        self._coded: dict[str, CodedWeight] = {}
+        self._groupings = groupings(program, weight_dtype)
+        matrices = (each.matrix for each in program.operations if isinstance(each, Multiply))
+        self._num_transposed = {matrix.name: matrix.num_transposed for matrix in matrices}
+
+    def take(self, param: LocalParam, values: Array) -> None:
+        """Quantizes a parameter that was read (see `load_params`), or copies it to memory that torch aligned."""
+        grouping = self._groupings.get(param.name)
+        if grouping is not None:
+            rows = untransposed(values, self._num_transposed.get(param.name, 0))
+            self._coded[param.name] = CodedWeight.of(rows, grouping, self.dtype, self.device)
+            return
+        memory = torch.empty(param.shape, dtype=self.dtype, device=self.device)
+        self._params[param.name] = memory.copy_(StoredArray(values, self._format).torch())
+
+    def keep_key_factors(self, factors: Mapping[int, Array]) -> None:
+        """Keeps factors, fp32 [kv heads, E] for each layer (see `KeyEqualizer.factors`)."""
+        for layer, factors_KE in factors.items():
+            self.key_factors[layer] = torch.from_numpy(factors_KE).to(self.device, self.dtype)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._params[name]
+
+    def rows(self, name: str) -> torch.Tensor | CodedWeight:
+        """Returns a matrix of which rows will be taken."""
+        return self._coded[name] if name in self._coded else self._params[name]
+
+    def lookup(self, name: str, ids_T: torch.Tensor) -> torch.Tensor:
+        """Looks up rows of a table: int64 [T] -> [T, D]."""
+        return self._coded[name][ids_T] if name in self._coded else embedding(ids_T, self._params[name])
+
+    def products(self, program: Program) -> dict[str, AnyProduct]:
+        """Prepares a program's matrix products, by the names of their weights, as views of the parameters.
+
+        Those of experts are not among them.
+        """
+        found: dict[str, AnyProduct] = {}
+        for operation in program.operations:
+            if isinstance(operation, Multiply | Route | Head):
+                slices = operation.num_slices if isinstance(operation, Multiply) else 1
+                found[operation.matrix.name] = self._product(operation.matrix, slices)
+        return found
+
+    def _product(self, matrix: WeightMatrix, num_slices: int) -> AnyProduct:
+        bias = self[matrix.bias] if matrix.bias else None
+        if matrix.name in self._coded:
+            return CodedProduct(self._coded[matrix.name], num_slices, bias)
+        slices = self[matrix.name].chunk(num_slices, dim=0 if matrix.num_transposed else -1)
+        return PreparedProduct(slices, matrix.num_transposed, bias)

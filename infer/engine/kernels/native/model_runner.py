@@ -1,0 +1,163 @@
+"""The backend of C kernels: a step in one call, on threads of its own."""
+
+import ctypes
+from collections.abc import Iterator
+from ctypes import byref
+
+import numpy as np
+
+from .....checkpoint.read.shared_read import ALONE, Peers
+from ...program.lower import Program
+from ...program.operations import Head
+from ...step.step_plan import Array, SamplerOutput, SamplingRows, StepPlan
+from ..backend import CacheShape, Masks, no_masks
+from ..engine_line import EngineLine, WentOn
+from ..sampler.native_sampler import native_sampler
+from ..sampler.sampler import run_sampler
+from .binding.library import Kernels
+from .binding.structures import NativeModel
+from .operations import prepare_operations
+from .packing import PackedWeights, format_of
+from .sampling import StepSampler
+from .state import State
+from .taken_plan import TakenPlan
+
+
+class NativeRunner:
+    """A `Backend` that computes on CPUs.
+
+    Args:
+        program: the rank's program.
+        weights: its packed parameters, all of them.
+        cache: the shape of the rank's cache.
+        kernels: the functions of an instruction set.
+        max_tokens: the largest number of tokens of a step.
+        threads: the number of threads.
+        peers: the ranks of the model.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        weights: PackedWeights,
+        cache: CacheShape,
+        kernels: Kernels,
+        max_tokens: int,
+        threads: int,
+        peers: Peers = ALONE,
+    ) -> None:
+        self.kernels = f"native {kernels.instruction_set}"
+        self.samples = True
+        self._program, self._functions, self._weights = program, kernels, weights
+        self._operations = prepare_operations(program, weights)
+        self._state = State(program, cache, max_tokens, peers, weights.weight_dtype)
+        self._model = model = NativeModel(
+            operations=ctypes.addressof(self._operations),
+            num_operations=len(self._operations),
+            tp=program.tp,
+            rank=program.rank,
+            num_layers=program.num_layers,
+            heads=program.num_heads,
+            kv_heads=program.num_kv_heads,
+            head_dim=program.head_dim,
+            weight_format=format_of(weights.dtype),
+            hidden_size=program.hidden_size,
+        )
+        self._state.fill(model, threads)
+        sampler = native_sampler()
+        self._sampler = StepSampler(sampler, self._state, program.vocab_size, threads) if sampler else None
+        self.kv_bytes = self._state.kv_bytes
+        head = next(each.matrix for each in program.operations if isinstance(each, Head))
+        self._rows_of_rank = head.out_features
+        self._taken: TakenPlan | None = None
+        kernels.start_threads(byref(model), threads)
+
+    def close(self) -> None:
+        """Ends the threads; a second call does nothing."""
+        if self._model.pool:
+            self._functions.stop_threads(byref(self._model))
+
+    def step(self, plan: StepPlan, masks: Masks = no_masks) -> SamplerOutput:
+        """Computes a step, stores its keys and values; returns the sampler's output on every rank.
+
+        Where a row has a mask, the logits are computed while it is made, and sampled in a call of their own.
+        """
+        are_masked = self._take(plan).are_masked
+        outputs, found, sampler = [], None, self._sampler
+        self._model.sampling = sampler.address if sampler and not are_masked else None
+        for rows in self._run(plan):
+            if are_masked and found is None:
+                found = masks()
+            if sampler is None:  # every rank comes to the same results
+                outputs.append(run_sampler(self._logits(len(rows)), rows, found))
+                continue
+            if are_masked:
+                self._sample(sampler, rows, found)
+            outputs.append(sampler.output(rows))
+        return outputs[0] if len(outputs) == 1 else SamplerOutput.join(outputs)
+
+    def sample_again(self, masks: Array, rows: Array) -> SamplerOutput:
+        """Samples the rows of the last step again, some of them with masks: see `Backend`."""
+        assert self._taken is not None, "there was a step before"
+        again, sampler = self._taken.plan.rows.masked(rows), self._sampler
+        if sampler is None:
+            return run_sampler(self._logits(len(again)), again, masks)
+        self._sample(sampler, again, masks, again=True)
+        return sampler.output(again)
+
+    def go_on(self, line: EngineLine) -> WentOn | None:
+        """Carries out the engine's next steps within one call into C: see `Backend` and c/exchange.h."""
+        taken, sampler = self._taken, self._sampler
+        if taken is None or sampler is None or not taken.can_go_on:
+            return None
+        arguments = sampler.going_on(line, taken.plan.rows)
+        if arguments is None:
+            return None
+        exchange = arguments.structure
+        steps = self._functions.go_on(byref(self._model), byref(exchange))
+        taken.went_on(steps)
+        if exchange.num_candidates:
+            return WentOn(None, bool(exchange.has_next))
+        return WentOn(sampler.output(taken.plan.rows).token_ids) if steps else None
+
+    def logits(self, plan: StepPlan) -> Array:
+        """Computes a step as `step` does; returns the raw logits of its rows on every rank: fp32 [R, vocab_size]."""
+        self._take(plan)
+        self._model.sampling = None
+        return np.concatenate([self._logits(len(rows)).copy() for rows in self._run(plan)])
+
+    def _take(self, plan: StepPlan) -> TakenPlan:
+        """Points the kernels to a plan; the one of the step before, to which they point already, may have advanced."""
+        if self._taken is None or plan is not self._taken.plan:
+            self._taken = TakenPlan(plan, self._model)
+            self._state.give(plan.copies, plan.forks)
+        self._taken.follow()
+        return self._taken
+
+    def _run(self, plan: StepPlan) -> Iterator[SamplingRows]:
+        """Computes the step of the plan that was taken in parts of its rows; yields each when its logits are sampled.
+
+        The next part overwrites logits and samples; a step without rows has one empty part.
+        """
+        model, num_rows = self._model, len(plan.rows)
+        compute = self._functions.step
+        for first in range(0, max(1, num_rows), self._state.max_head_rows):
+            rows = plan.rows.part(first, first + self._state.max_head_rows)
+            model.head_first, model.head_count = first, len(rows)
+            if self._sampler is not None and model.sampling:
+                self._sampler.prepare(rows)
+            compute(byref(model))
+            yield rows
+            compute = self._functions.head
+
+    def _sample(self, sampler: StepSampler, rows: SamplingRows, masks: Array | None, again: bool = False) -> None:
+        """Samples the rows whose logits were computed last, perhaps again."""
+        sampler.prepare(rows, masks, again)
+        self._model.sampling = sampler.address
+        self._functions.sample(byref(self._model))
+        self._model.sampling = None  # as long as the step goes on
+
+    def _logits(self, num_rows: int) -> Array:
+        """Returns the logits of all ranks without padding; a view on one rank."""
+        parts = self._state.logits[:num_rows, :, : self._rows_of_rank]
+        return parts.reshape(num_rows, parts.shape[1] * self._rows_of_rank)[:, : self._program.vocab_size]

@@ -1,0 +1,113 @@
+"""The operations of a program as the structures that the kernels run, with pointers to packed weights."""
+
+from ctypes import Array as CArray
+
+from .....core.errors import TkError
+from ...program.lower import Program
+from ...program.operations import (
+    AttendToCache,
+    Embed,
+    Gate,
+    Head,
+    Multiply,
+    Norm,
+    Operation,
+    Reduce,
+    RotateAndAppend,
+    Route,
+    RunExperts,
+)
+from .binding.structures import Buffer, OperationKind, PackedMatrix, PreparedOperation
+from .packing import PackedWeights
+
+_BUFFERS = {each.name.lower(): each for each in Buffer}
+
+
+def prepare_operations(program: Program, weights: PackedWeights) -> CArray[PreparedOperation]:
+    """Returns the operations of a program, which point to the memory of `weights`.
+
+    On one rank there is nothing to reduce: a product adds to hidden itself. The sampler, which is last, is left out.
+    """
+    prepared: list[PreparedOperation] = []
+    for operation, following in zip(program.operations, program.operations[1:], strict=False):
+        match operation:
+            case Reduce() if program.tp == 1:
+                continue
+            case Multiply() if program.tp == 1 and isinstance(following, Reduce):
+                matrix = _matrix(weights, operation.matrix.name, following.bias)
+                buffers = {"source": _BUFFERS[operation.source], "target": Buffer.HIDDEN}
+                prepared.append(PreparedOperation(kind=OperationKind.MULTIPLY, add=1, matrix=matrix, **buffers))
+            case Norm():
+                prepared.append(_norm(operation, weights, wanted=isinstance(following, Head)))
+            case _:
+                prepared += _plain(operation, program, weights)
+    return (PreparedOperation * len(prepared))(*prepared)
+
+
+def _plain(operation: Operation, program: Program, weights: PackedWeights) -> list[PreparedOperation]:
+    match operation:
+        case Embed():
+            return _embed(operation, program, weights)
+        case Multiply(source, target, matrix):
+            kinds = {"source": _BUFFERS[source], "target": _BUFFERS[target]}
+            product = _matrix(weights, matrix.name, "" if target == "partial" else matrix.bias)
+            return [PreparedOperation(kind=OperationKind.MULTIPLY, matrix=product, **kinds)]
+        case RotateAndAppend(layer, q_norm, k_norm, eps):
+            norms = {"weight": _vector(weights, q_norm), "offset": _vector(weights, k_norm)}
+            factors = weights.key_factors[layer].ctypes.data if weights.key_factors else None
+            return [PreparedOperation(kind=OperationKind.APPEND, layer=layer, eps=eps, factors=factors, **norms)]
+        case AttendToCache(layer, window):
+            return [PreparedOperation(kind=OperationKind.ATTEND, layer=layer, window=window or 0)]
+        case Gate(kind, columns):
+            shape = PackedMatrix(inputs=columns)
+            return [PreparedOperation(kind=OperationKind.GATE, variant=int(kind == "gelu_new"), matrix=shape)]
+        case Route(matrix, top_k, normalize):
+            choice = {"top_k": top_k, "normalize": int(normalize), "experts": matrix.out_features}
+            product = _matrix(weights, matrix.name, "")
+            buffers = {"source": Buffer.NORMED, "target": Buffer.SCORES}
+            return [PreparedOperation(kind=OperationKind.ROUTE, matrix=product, **choice, **buffers)]
+        case RunExperts(gate_up, down, num_experts):
+            matrices = {"matrix": weights.matrices[gate_up], "second": weights.matrices[down]}
+            top_k = next(each.top_k for each in program.operations if isinstance(each, Route))
+            sizes = {"experts": num_experts, "top_k": top_k}
+            sums = {"target": Buffer.HIDDEN, "add": 1} if program.tp == 1 else {"target": Buffer.PARTIAL}
+            return [PreparedOperation(kind=OperationKind.EXPERTS, **sizes, **sums, **matrices)]
+        case Reduce(bias):
+            return [PreparedOperation(kind=OperationKind.REDUCE, add=1, offset=_vector(weights, bias))]
+        case Head(matrix):
+            return [PreparedOperation(kind=OperationKind.HEAD, matrix=_matrix(weights, matrix.name, ""))]
+    raise TkError(f"The native backend does not run {type(operation).__name__}.")
+
+
+def _embed(operation: Embed, program: Program, weights: PackedWeights) -> list[PreparedOperation]:
+    target = Buffer.HIDDEN if program.tp == 1 else Buffer.PARTIAL
+    embed = PreparedOperation(kind=OperationKind.EMBED, target=target, rows=operation.num_rows)
+    if operation.positions:
+        embed.positions = weights.tables[operation.positions].ctypes.data
+    if operation.table in weights.matrices:  # tied to the head, and stored once
+        embed.variant, embed.matrix = 1, weights.matrices[operation.table]
+    else:
+        embed.table = weights.tables[operation.table].ctypes.data
+    return [embed] if program.tp == 1 else [embed, PreparedOperation(kind=OperationKind.REDUCE)]
+
+
+def _norm(operation: Norm, weights: PackedWeights, wanted: bool) -> PreparedOperation:
+    return PreparedOperation(
+        kind=OperationKind.NORM,
+        variant=int(operation.kind == "layer"),
+        weight=_vector(weights, operation.weight),
+        offset=_vector(weights, operation.bias),
+        eps=operation.eps,
+        wanted=int(wanted),
+    )
+
+
+def _vector(weights: PackedWeights, name: str) -> int | None:
+    return weights.vectors[name].ctypes.data if name else None
+
+
+def _matrix(weights: PackedWeights, name: str, bias: str) -> PackedMatrix:
+    """Returns a copy of a packed weight's structure, with a bias."""
+    matrix = PackedMatrix.from_buffer_copy(weights.matrices[name])
+    matrix.bias = _vector(weights, bias)
+    return matrix

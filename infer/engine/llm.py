@@ -1,0 +1,173 @@
+"""The Python API of inference, for scripts and notebooks."""
+
+import queue
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, overload
+
+from ...core.given_paths import as_path
+from ...core.home_process import HomeProcess
+from .engine import Engine
+from .options import EngineOptions
+from .request.completion import Completion, CompletionBuilder
+from .request.events import CacheOptions, Delta, Done, Event, Failed, ModelInfo, Request
+from .request.prompts import GivenPrompt, GivenPrompts, as_params, as_prompt, as_prompts, is_one_prompt, make_request
+from .request.sampling_params import SamplingParams
+from .request.score import Score, score_of, score_request, split_tokens
+
+
+class LLM:
+    """A model loaded on this machine; as a context manager it closes itself at the end.
+
+    It works in scripts without a `__main__` guard, on stdin and in notebooks: the workers are new processes, which
+    neither fork this one nor import the caller's script. A process that is forked
+    from this one makes an LLM of its own: methods of this one are refused there, and `close` does nothing.
+
+    Args:
+        path: a step folder, a run folder or a Hugging Face folder.
+        tp: the number of tensor-parallel ranks.
+        dtype: the dtype of weights and activations; "auto" = as stored.
+        kv_dtype: the dtype of the KV cache; "auto" = `dtype`.
+        options: other fields of EngineOptions.
+
+    Raises:
+        TkError: the model cannot be served; see `Engine.start`.
+    """
+
+    def __init__(
+        self, path: str | Path, *, tp: int = 1, dtype: str = "auto", kv_dtype: str = "auto", **options: Any
+    ) -> None:
+        self._home = HomeProcess("This LLM")
+        options.setdefault("max_queued", 2**31)  # a script may pass any number of prompts at once
+        self._engine = Engine.start(EngineOptions(as_path(path), tp=tp, dtype=dtype, kv_dtype=kv_dtype, **options))
+
+    def model_info(self) -> ModelInfo:
+        """Returns the description of the loaded model."""
+        return self.engine.info
+
+    @property
+    def engine(self) -> Engine:
+        """The engine behind this object.
+
+        Raises:
+            ConfigError: another process made this object.
+        """
+        self._home.require()
+        return self._engine
+
+    def generate(
+        self,
+        prompts: GivenPrompts,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        cache: CacheOptions | None = None,
+    ) -> list[Completion]:
+        """Returns one Completion per prompt, in order; the engine computes them together.
+
+        Args:
+            prompts: a sequence of prompts, each a str, a list of token ids or a Conversation; one alone is one prompt.
+            params: one SamplingParams for all prompts, or one per prompt; None = the defaults.
+            cache: the use of the prefix cache; None = the defaults.
+
+        Raises:
+            InvalidRequest: a prompt or a value cannot be served; all requests of the call are then ended.
+            WorkerDied: a worker has died.
+        """
+        given, tokenizer = as_prompts(prompts), self.engine.tokenizer
+        chosen = as_params(params, len(given))
+        requests = [make_request(tokenizer, one, how, cache) for one, how in zip(given, chosen, strict=True)]
+        return self._complete(requests)
+
+    def stream(
+        self, prompt: GivenPrompt, params: SamplingParams | None = None, cache: CacheOptions | None = None
+    ) -> Iterator[Delta]:
+        """Yields the Deltas of one prompt as they are computed; leaving the iterator early ends the request.
+
+        Raises:
+            InvalidRequest: the prompt or a value cannot be served.
+            WorkerDied: a worker has died.
+        """
+        return self._stream(make_request(self.engine.tokenizer, as_prompt(prompt), params or SamplingParams(), cache))
+
+    @overload
+    def score(self, prompt: str | Sequence[int], continuation: str | Sequence[int]) -> Score: ...  # type: ignore[overload-overlap]  # a str is one text
+
+    @overload
+    def score(self, prompt: str | Sequence[int], continuation: Sequence[str | Sequence[int]]) -> list[Score]: ...
+
+    def score(
+        self, prompt: str | Sequence[int], continuation: str | Sequence[int] | Sequence[str | Sequence[int]]
+    ) -> Score | list[Score]:
+        """Returns the log-probabilities of a continuation of the prompt, or of each of several.
+
+        Args:
+            prompt: text or token ids, at least one token. The log-probabilities of its own tokens are not computed.
+            continuation: text, token ids, or a sequence of these, for which the result is a list in the same order.
+                Text after text is tokenized together with it; tokens that are not wholly in the prompt are scored.
+
+        Raises:
+            InvalidRequest: prompt or continuation have no tokens, or cannot be served.
+            PromptTooLong: prompt and continuation are together longer than the model's limit.
+            WorkerDied: a worker has died.
+        """
+        scores = self.score_pairs([(prompt, one) for one in as_prompts(continuation)])
+        return scores[0] if is_one_prompt(continuation) else scores
+
+    def score_pairs(self, pairs: Iterable[tuple[GivenPrompt, GivenPrompt]]) -> list[Score]:
+        """Returns the score of each pair of a prompt and its continuation, in order; the engine computes them together.
+
+        Raises:
+            TkError: see `score`.
+        """
+        tokenizer = self.engine.tokenizer
+        split = [split_tokens(tokenizer, as_prompt(prompt), as_prompt(after)) for prompt, after in pairs]
+        completions = self._complete([score_request(prompt, after) for prompt, after in split])
+        return [score_of(completion, len(prompt)) for completion, (prompt, _) in zip(completions, split, strict=True)]
+
+    def close(self) -> None:
+        """Ends the workers; a second call does nothing."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _complete(self, requests: Sequence[Request]) -> list[Completion]:
+        """Runs requests to their ends, in order; if one fails, all are ended."""
+        builders = {request.request_id: CompletionBuilder() for request in requests}
+        events: queue.SimpleQueue[tuple[str, Event]] = queue.SimpleQueue()
+        live: set[str] = set()
+        try:
+            for request in requests:
+                self._submit(request, events)
+                live.add(request.request_id)
+            while live:
+                name, event = events.get()
+                if isinstance(event, Done | Failed):
+                    live.discard(name)
+                builders[name].add(event)
+        finally:
+            for name in live:
+                self._engine.abort(name)
+        return [builder.completion() for builder in builders.values()]
+
+    def _submit(self, request: Request, events: "queue.SimpleQueue[tuple[str, Event]]") -> None:
+        self._engine.submit(request, lambda event: events.put((request.request_id, event)))
+
+    def _stream(self, request: Request) -> Iterator[Delta]:
+        events: queue.SimpleQueue[tuple[str, Event]] = queue.SimpleQueue()
+        self._submit(request, events)
+        try:
+            while not isinstance(event := events.get()[1], Done):
+                if isinstance(event, Failed):
+                    raise event.error
+                if isinstance(event, Delta):
+                    yield event
+                    self._home.require()  # a fork may go on with the iterator: nothing would come
+        finally:
+            if self._home.is_here:
+                self._engine.abort(request.request_id)

@@ -1,0 +1,157 @@
+"""The options of an engine: the checkpoint, the number of ranks, the size of the cache, the limits on requests."""
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from ...core.argument_types import FLAG, INTEGER, NUMBER, TEXT, TEXTS, wrong_type
+from ...core.dtypes import COMPUTE_NAMES
+from ...core.errors import ConfigError
+from .kv_formats import KV_DTYPES
+
+WEIGHT_DTYPES: Final = ("int8", "int4")  # of quantized weights
+KERNELS: Final = ("auto", "native", "aten")
+ATTENTION_TILE: Final = 256  # tokens; keys and values are read in tiles of this size, independently of the batch
+_TYPES: Final = MappingProxyType(
+    {
+        **dict.fromkeys(("tp", "block_size", "speculate", "max_running", "max_queued", "max_batched_tokens"), INTEGER),
+        **dict.fromkeys(("kv_blocks", "kv_memory", "threads", "max_model_len"), INTEGER | None),
+        **dict.fromkeys(("max_queued_tokens", "quota_sequences", "quota_tokens"), INTEGER | None),
+        **dict.fromkeys(("dtype", "weight_dtype", "kv_dtype", "kernels"), TEXT),
+        "prefix_cache": FLAG,
+        **dict.fromkeys(("max_step_ms", "slow_step_ms", "step_timeout"), NUMBER | None),
+        "start_timeout": NUMBER,
+        "max_restarts": INTEGER,
+        "served_model_names": TEXTS,
+    }
+)
+_POSITIVE: Final = (
+    *("tp", "kv_blocks", "kv_memory", "threads", "max_model_len", "max_running", "max_batched_tokens"),
+    *("max_queued_tokens", "quota_sequences", "quota_tokens"),
+)
+MAX_NAME: Final = 200  # characters
+MAX_HEAD_ROWS: Final = 64  # rows of logits at a time: more would take much memory, since the vocabulary is large
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """The options of `Engine.start`; the engine replaces None by a value that fits the model and the machine.
+
+    Attributes:
+        checkpoint: a step folder, a run folder (its newest committed step) or a Hugging Face folder.
+        tp: the number of tensor-parallel ranks, one process each.
+        dtype: the dtype of weights and activations; "auto" = as stored.
+        weight_dtype: "int8" or "int4": weights are quantized as they are loaded; "auto" = `dtype`.
+        kv_dtype: the dtype of the KV cache; "auto" = `dtype`.
+        kv_blocks: the number of blocks of the cache; None = as `kv_memory` allows.
+        kv_memory: the bytes of the cache on each rank; None = enough for `max_running` sequences, but at most 30 % of
+            the free memory.
+        kernels: the backend: "native" has C kernels for CPUs, "aten" runs everywhere on torch; "auto" = native where it
+            can run the model. "aten" computes on GPUs if the machine has one for every rank.
+        threads: the number of threads of each rank; None = OMP_NUM_THREADS if it is set, else the cores divided by
+            the ranks.
+        block_size: the number of tokens per block, a divisor of 256.
+        prefix_cache: whether a request begins after the leading tokens whose keys and values an earlier one left in the
+            cache; without it only the samples of a request share blocks.
+        speculate: the largest number of proposals for the next tokens of a sequence, taken from its own text, that a
+            step computes and checks; 0 = none. No answer depends on it.
+        max_model_len: the largest number of tokens of a sequence, prompt included; None = the limit of the model and
+            the cache.
+        max_running: the largest number of sequences that are computed at the same time.
+        max_queued: the largest number of sequences that wait; the engine refuses more with Overloaded, but no principal
+            with less than its share.
+        max_queued_tokens: the largest number of prompt tokens that wait to be computed; the engine refuses more with
+            Overloaded. None = no limit, here and in the two below.
+        quota_sequences: the largest number of sequences of one principal, running and waiting.
+        quota_tokens: the largest number of prompt tokens of one principal that wait to be computed.
+        max_batched_tokens: the largest number of tokens of a step, which bounds the delay that a long prompt causes.
+        max_step_ms: the bound, in milliseconds, on the duration of steps: prompts are cut so that 99 of 100 steps are
+            expected to keep it, and the engine measures a few at start. None = only `max_batched_tokens` cuts prompts.
+        slow_step_ms: a step that takes longer, in milliseconds, is logged with its size; None = none is.
+        start_timeout: the time, in seconds, for the workers to load the model.
+        step_timeout: the time, in seconds, after which the workers of a step that is not answered count as dead; None =
+            20 times the step's predicted duration, at least 120.
+        max_restarts: how often the engine starts its workers again after one has died; the requests of that time fail.
+        served_model_names: the names by which requests may ask for the model, the first of which answers have; none =
+            the name of the run or folder.
+    """
+
+    checkpoint: Path
+    _: KW_ONLY
+    tp: int = 1
+    dtype: str = "auto"
+    weight_dtype: str = "auto"
+    kv_dtype: str = "auto"
+    kv_blocks: int | None = None
+    kv_memory: int | None = None
+    kernels: str = "auto"
+    threads: int | None = None
+    block_size: int = 32
+    prefix_cache: bool = True
+    speculate: int = 0
+    max_model_len: int | None = None
+    max_running: int = 64
+    max_queued: int = 1024
+    max_queued_tokens: int | None = None
+    quota_sequences: int | None = None
+    quota_tokens: int | None = None
+    max_batched_tokens: int = 512
+    max_step_ms: float | None = None
+    slow_step_ms: float | None = None
+    start_timeout: float = 600.0
+    step_timeout: float | None = None
+    max_restarts: int = 0
+    served_model_names: Sequence[str] = ()
+
+    def validate(self) -> None:
+        """Checks the options as far as possible without a model.
+
+        Raises:
+            ConfigError: a value is wrong for every model; the message names the first one.
+        """
+        if (wrong := wrong_type(self, _TYPES)) is not None:
+            name, why = wrong
+            raise ConfigError(f"{name} is {why}")
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} = {value}; it must be 1 or more.")
+        for name in ("max_queued", "max_restarts", "speculate"):
+            value = getattr(self, name)
+            if value < 0:
+                raise ConfigError(f"{name} = {value}; it must be 0 or more.")
+        for name in ("max_step_ms", "slow_step_ms"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} = {value}; it must be more than 0 milliseconds.")
+        for name, known in (("dtype", COMPUTE_NAMES), ("weight_dtype", WEIGHT_DTYPES), ("kv_dtype", KV_DTYPES)):
+            value = getattr(self, name)
+            if value not in ("auto", *known):
+                raise ConfigError(f"{name} = {value!r}; use one of auto, {', '.join(known)}.")
+        _check_names(self.served_model_names)
+        if self.step_timeout is not None and not self.step_timeout > 0:
+            raise ConfigError(f"step_timeout = {self.step_timeout}; it must be more than 0 seconds.")
+        if self.kernels not in KERNELS:
+            raise ConfigError(f"kernels = {self.kernels!r}; use one of {', '.join(KERNELS)}.")
+        if self.block_size < 1 or ATTENTION_TILE % self.block_size:
+            raise ConfigError(f"block_size = {self.block_size}; it must be a power of two up to {ATTENTION_TILE}.")
+        if self.max_running > self.max_batched_tokens:
+            raise ConfigError(
+                f"max_running = {self.max_running} is more than max_batched_tokens = {self.max_batched_tokens}; every "
+                "running sequence needs a token of each step. Lower the first or raise the second."
+            )
+        if self.kv_blocks is not None and self.kv_memory is not None:
+            raise ConfigError("kv_blocks and kv_memory both set the size of the KV cache; give only one of them.")
+
+
+def _check_names(names: Sequence[str]) -> None:
+    for name in names:
+        if not name.isprintable() or name != name.strip() or not 1 <= len(name) <= MAX_NAME:
+            raise ConfigError(
+                f"served_model_names has {name[:40]!r}; a name has 1 to {MAX_NAME} characters that can be printed, and "
+                "no space at its ends."
+            )
+    if len(set(names)) < len(names):
+        raise ConfigError(f"served_model_names = {', '.join(names)[:200]} has a name twice; give each once.")

@@ -1,0 +1,270 @@
+"""The memory plan of a rank: its weights, KV cache and buffers, computed before anything is allocated."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ....core import dtypes
+from ....core.cuda import count_gpus, free_gpu_memory
+from ....core.errors import ConfigError
+from ....core.integers import ceil_div, round_up
+from ....core.local_params import LocalParam
+from ....core.machine_memory import free_memory
+from ....core.progress import format_bytes
+from ....model.config import ModelConfig
+from ....model.registry import decoder_spec
+from ..kv_formats import kv_format
+from ..options import EngineOptions
+from ..program.lower import lower, serving_slices
+from ..program.quantization import Grouping, groupings
+from .buffers import buffer_bytes
+from .job import threads_per_rank
+
+KV_SHARE: Final = 0.3  # the cache's share of the free memory if no option sets its size
+HEAD_PANEL: Final = 16  # native kernels store a head of keys or values in a multiple of as many elements
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The bytes of a rank, and the size of the cache.
+
+    Attributes:
+        tp: the number of tensor-parallel ranks.
+        dtype, weight_dtype, kv_dtype: the dtypes of the computation, of weights and of the cache.
+        weight_bytes: the bytes of weights on the rank with most.
+        block_bytes: the bytes of keys and values of one block over all layers, on one rank.
+        block_size: the number of tokens of a block.
+        num_blocks: the number of blocks that requests can use.
+        num_copies: the number of copies in int8 that blocks of a dtype of 4 bits share; 0: each block has its own, or
+            the dtype has none.
+        copy_bytes: the bytes of the copy of one block over all layers, on one rank.
+        max_model_len: the largest number of tokens of a sequence.
+        max_batched_tokens: the largest number of tokens of a step.
+        buffer_bytes: the bytes of activations, logits and scratch of such a step, on one rank.
+    """
+
+    tp: int
+    dtype: str
+    weight_dtype: str
+    kv_dtype: str
+    weight_bytes: int
+    block_bytes: int
+    block_size: int
+    num_blocks: int
+    num_copies: int
+    copy_bytes: int
+    max_model_len: int
+    max_batched_tokens: int
+    buffer_bytes: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """The bytes of the cache on one rank, including copies, the null block and its copy."""
+        return (self.num_blocks + 1) * self.block_bytes + ((self.num_copies or self.num_blocks) + 1) * self.copy_bytes
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """The bytes of keys and values of one token over all layers and ranks, without copies."""
+        return self.block_bytes * self.tp // self.block_size
+
+    @property
+    def total_bytes(self) -> int:
+        """The bytes of weights, cache and buffers on one rank; the process itself, with its libraries, comes on top."""
+        return self.weight_bytes + self.kv_bytes + self.buffer_bytes
+
+    def table(self) -> str:
+        """Formats the plan as text, one line per part."""
+        lines = (
+            ("weights", self.weight_dtype, self.weight_bytes, ""),
+            ("KV cache", self.kv_dtype, self.kv_bytes, f"{self.num_blocks} blocks of {self.block_size} tokens"),
+            ("buffers", "", self.buffer_bytes, f"for {self.max_batched_tokens} tokens per step"),
+            ("total", "", self.total_bytes, f"on each of {self.tp} ranks"),
+        )
+        return "\n".join(
+            f"{what:<10}{kind:<6}{format_bytes(size):>10}  {note}".rstrip() for what, kind, size, note in lines
+        )
+
+    def table_beside(self, running: "MemoryPlan") -> str:
+        """Formats the plan as `table` does, with the bytes of another set of weights that serves meanwhile."""
+        lines = (("running", running.total_bytes), ("both", running.total_bytes + self.total_bytes))
+        more = [f"{what:<16}{format_bytes(size):>10}  on each of {self.tp} ranks" for what, size in lines]
+        return "\n".join((self.table(), *more))
+
+
+def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtype: str) -> MemoryPlan:
+    """Plans the sizes of weights, cache and buffers.
+
+    Args:
+        config: the model.
+        options: the engine's options.
+        dtype, kv_dtype: the dtypes of weights and cache, with "auto" resolved.
+
+    Raises:
+        ParallelError: tp does not divide the model.
+        ConfigError: the cache cannot hold a block, `max_model_len` is more than model or cache can hold, or the ranks
+            take more memory than their GPUs, or without GPUs this machine, have free.
+    """
+    weight_dtype = dtype if options.weight_dtype == "auto" else options.weight_dtype
+    weight_bytes = weight_bytes_per_rank(config, options.tp, dtype, weight_dtype)
+    pad_to = 1 if options.kernels == "aten" else HEAD_PANEL
+    block_bytes = options.block_size * kv_bytes_per_rank(config, options.tp, kv_dtype, pad_to)
+    longest = min(options.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
+    spec = decoder_spec(config)
+    program = lower(spec, options.tp, 0, serving_slices(spec, options.tp, dtype))
+    threads = threads_per_rank(options.tp, options.threads)
+    beside = buffer_bytes(program, options.max_batched_tokens, threads, weight_dtype)
+    room = _room(options)
+    kv_heads = config.num_hidden_layers * max(1, config.num_key_value_heads // options.tp)
+    copy_bytes = options.block_size * kv_heads * kv_format(kv_dtype).copy_bytes(round_up(config.head_dim, pad_to))
+    shape = _CacheBytes(block_bytes, copy_bytes, _copies_needed(options))
+    num_blocks = _num_blocks(options, room.num_bytes - weight_bytes - beside, shape, longest)
+    _check_length(config, options, num_blocks)
+    plan = MemoryPlan(
+        tp=options.tp,
+        dtype=dtype,
+        weight_dtype=weight_dtype,
+        kv_dtype=kv_dtype,
+        weight_bytes=weight_bytes,
+        block_bytes=block_bytes,
+        block_size=options.block_size,
+        num_blocks=num_blocks,
+        num_copies=shape.copies_needed if copy_bytes and shape.copies_needed < num_blocks else 0,
+        copy_bytes=copy_bytes,
+        max_model_len=min(longest, num_blocks * options.block_size),
+        max_batched_tokens=options.max_batched_tokens,
+        buffer_bytes=beside,
+    )
+    _check_room(plan, room)
+    return plan
+
+
+def weight_bytes_per_rank(config: ModelConfig, tp: int, dtype: str, weight_dtype: str = "auto") -> int:
+    """Returns the bytes of weights on the rank with most.
+
+    Args:
+        config: the model.
+        tp: the number of tensor-parallel ranks.
+        dtype: the dtype of weights that are not quantized.
+        weight_dtype: see EngineOptions.
+
+    Raises:
+        ParallelError: tp does not divide the model.
+    """
+    spec, itemsize = decoder_spec(config), dtypes.by_name(dtype).itemsize
+    programs = [lower(spec, tp, rank) for rank in range(tp)]
+    quantized = groupings(programs[0], weight_dtype)
+    return max(sum(_param_bytes(param, quantized, itemsize) for param in program.params) for program in programs)
+
+
+def _param_bytes(param: LocalParam, quantized: Mapping[str, Grouping], itemsize: int) -> int:
+    grouping = quantized.get(param.name)
+    return param.size * itemsize if grouping is None else param.size // grouping.columns * grouping.group_bytes
+
+
+def kv_bytes_per_rank(config: ModelConfig, tp: int, kv_dtype: str, pad_to: int = 1) -> int:
+    """Returns the bytes of keys and values of one token over all layers, on one rank.
+
+    Args:
+        config: the model.
+        tp: the number of tensor-parallel ranks.
+        kv_dtype: the dtype of the cache.
+        pad_to: the number of elements of which a multiple stores a head.
+    """
+    vectors_bytes = kv_format(kv_dtype).num_bytes(round_up(config.head_dim, pad_to))
+    return config.num_hidden_layers * max(1, config.num_key_value_heads // tp) * vectors_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """The free memory of a rank, in bytes, and its place for messages."""
+
+    num_bytes: int
+    place: str
+
+
+def _room(options: EngineOptions) -> _Room:
+    """Returns the free memory where the ranks compute: that of the fullest of their GPUs, or their share of the host.
+
+    Raises:
+        ConfigError: a GPU cannot be opened.
+    """
+    if on_gpus(options):
+        return _Room(min(free_gpu_memory(options.tp)), "each GPU")
+    return _Room(free_memory() // options.tp, f"this machine, for each of {options.tp} ranks,")
+
+
+def on_gpus(options: EngineOptions) -> bool:
+    """Returns whether the ranks compute on GPUs: torch's kernels do, if they are asked for and each rank has a GPU."""
+    return options.kernels == "aten" and count_gpus() >= options.tp
+
+
+@dataclass(frozen=True, slots=True)
+class _CacheBytes:
+    """The bytes of a block and of a copy, and the number of copies with which no step waits for one."""
+
+    block: int
+    copy: int
+    copies_needed: int
+
+    def num_blocks(self, memory: int) -> int:
+        """Returns the number of blocks beside the null block that fit into so many bytes, with copies."""
+        if not self.copy:
+            return memory // self.block - 1
+        shared = (memory - (self.copies_needed + 1) * self.copy) // self.block - 1
+        return (
+            shared if shared > self.copies_needed else min(memory // (self.block + self.copy) - 1, self.copies_needed)
+        )
+
+
+def _copies_needed(options: EngineOptions) -> int:
+    """Returns the number of copies in use at most, and as many first blocks in the prefix cache as sequences run.
+
+    A running sequence has copies of its first block and of the one that is being filled; a step begins others.
+    """
+    return 4 * options.max_running + ceil_div(options.max_batched_tokens, options.block_size)
+
+
+def _num_blocks(options: EngineOptions, room_left: int, shape: _CacheBytes, longest: int) -> int:
+    if options.kv_blocks is not None:
+        return options.kv_blocks
+    memory = options.kv_memory
+    wanted = math.inf
+    if memory is None:
+        memory = int(KV_SHARE * max(0, room_left))
+        wanted = options.max_running * ceil_div(longest, options.block_size)
+    num_blocks = min(shape.num_blocks(memory), wanted)
+    if num_blocks < 1:
+        raise ConfigError(
+            f"{format_bytes(memory)} for the KV cache of a rank is too little: two blocks of {options.block_size} "
+            f"tokens take {format_bytes(2 * (shape.block + shape.copy))}. Raise kv_memory, or choose a smaller model "
+            "or block_size."
+        )
+    return int(num_blocks)
+
+
+def _check_room(plan: MemoryPlan, room: _Room) -> None:
+    needed = plan.total_bytes
+    if needed > room.num_bytes:
+        raise ConfigError(
+            f"Weights ({format_bytes(plan.weight_bytes)}), KV cache ({format_bytes(plan.kv_bytes)}) and buffers "
+            f"({format_bytes(plan.buffer_bytes)}) of a rank take "
+            f"{format_bytes(needed)}, and {room.place} has {format_bytes(room.num_bytes)} free. Lower kv_memory or "
+            "kv_blocks, or choose a smaller model."
+        )
+
+
+def _check_length(config: ModelConfig, options: EngineOptions, num_blocks: int) -> None:
+    if options.max_model_len is None:
+        return
+    capacity = num_blocks * options.block_size
+    if options.max_model_len > config.max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len = {options.max_model_len} is more than the model's max_position_embeddings = "
+            f"{config.max_position_embeddings}."
+        )
+    if options.max_model_len > capacity:
+        raise ConfigError(
+            f"max_model_len = {options.max_model_len} is more than the KV cache's {num_blocks} blocks of "
+            f"{options.block_size} = {capacity} tokens. Give the cache more blocks or memory."
+        )

@@ -1,0 +1,179 @@
+"""The engine's view of a checkpoint before a worker loads it: shape, tokenizer, dtypes, memory, identity."""
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from .... import __version__
+from ....checkpoint import Checkpoint
+from ....checkpoint.format.manifest import MANIFEST
+from ....core import dtypes
+from ....core.console_log import shown_format
+from ....core.errors import ConfigError
+from ....model.config import ModelConfig
+from ....model.stored_config import stored_config
+from ....text.tokenizer import Tokenizer
+from ....text.tokenizer_files import TOKENIZER_FILE, TextFiles, eos_token_ids_of
+from ..grammar.compiler import Grammars
+from ..options import EngineOptions
+from ..request.events import ModelInfo
+from ..request.sampling_params import MAX_TOP_LOGPROBS
+from .job import Job, threads_per_rank
+from .memory_plan import MemoryPlan, on_gpus, plan_memory
+
+API_REVISION: Final = 6  # the revision of tk.v1, raised with every addition to the wire
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """An opened checkpoint and the decisions about serving it.
+
+    Attributes:
+        options: the options of the engine.
+        checkpoint: the checkpoint.
+        config: its model.
+        memory: the bytes of each rank.
+        tokenizer: its tokenizer; None if it has no tokenizer.json.
+        grammars: the grammars of constraints over its vocabulary.
+        text_digests: the SHA-256 of each file that decides how texts become tokens, and which tokens end them.
+        info: the description of the model.
+    """
+
+    options: EngineOptions
+    checkpoint: Checkpoint
+    config: ModelConfig
+    memory: MemoryPlan
+    tokenizer: Tokenizer | None
+    grammars: Grammars
+    text_digests: Mapping[str, str]
+    info: ModelInfo
+
+    @staticmethod
+    def open(options: EngineOptions, beside: "ModelSource | None" = None) -> "ModelSource":
+        """Opens the checkpoint, of which it reads the metadata and checks the small files that were saved with it.
+
+        What texts depend on is read once and held: nothing that happens to the folder later changes an answer. The
+        workers check every byte of the weights as they load them. `tk verify` checks data that nothing serves, such as
+        optimizer states.
+
+        Raises:
+            CheckpointError, ConfigError, ParallelError: see `Engine.start`.
+        """
+        path = options.checkpoint
+        # Absolute, because workers may start after a change of the current folder; an address is named as it is.
+        checkpoint = Checkpoint.open(path.absolute() if os.path.exists(path) else path)  # pathlib's raises OSError
+        files = _text_files(checkpoint)
+        config = stored_config(checkpoint)
+        dtype = _stored_dtype(checkpoint) if options.dtype == "auto" else options.dtype
+        kv_dtype = dtype if options.kv_dtype == "auto" else options.kv_dtype
+        memory = plan_memory(config, options, dtype, kv_dtype)
+        digests = _digests(files)
+        alike = beside if beside is not None and beside.text_digests == digests else None
+        tokenizer = _tokenizer(files) if alike is None else alike.tokenizer
+        eos_token_ids = _end_ids(files, tokenizer)
+        checkpoint.folder.require_unchanged()  # the end tokens are of the same config as the model
+        names = tuple(options.served_model_names) or (_name(checkpoint),)
+        info = ModelInfo(
+            name=names[0],
+            architecture=config.architecture,
+            step=checkpoint.step,
+            manifest_sha256=checkpoint.manifest_sha256,
+            version=__version__,
+            api_revision=API_REVISION,
+            tp=options.tp,
+            dtype=dtype,
+            weight_dtype=memory.weight_dtype,
+            kv_dtype=kv_dtype,
+            block_size=memory.block_size,
+            num_blocks=memory.num_blocks,
+            max_model_len=memory.max_model_len,
+            max_running=options.max_running,
+            max_top_logprobs=MAX_TOP_LOGPROBS,
+            vocab_size=config.vocab_size,
+            eos_token_ids=tuple(sorted(eos_token_ids)),
+            kv_bytes_per_token=memory.kv_bytes_per_token,
+            aliases=names[1:],
+            created=_created(checkpoint),
+        )
+        grammars = Grammars(tokenizer, info.vocab_size, info.eos_token_ids) if alike is None else alike.grammars
+        return ModelSource(options, checkpoint, config, memory, tokenizer, grammars, digests, info)
+
+    def job(self) -> Job:
+        """Returns the job that every worker receives, as that of rank 0."""
+        return Job(
+            checkpoint=str(self.checkpoint.path),
+            kernels=self.options.kernels,
+            dtype=self.memory.dtype,
+            kv_dtype=self.memory.kv_dtype,
+            num_blocks=self.memory.num_blocks,
+            kv_bytes=self.memory.kv_bytes,
+            block_size=self.memory.block_size,
+            max_batched_tokens=self.options.max_batched_tokens,
+            tp=self.options.tp,
+            threads=threads_per_rank(self.options.tp, self.options.threads),
+            fingerprint=self.checkpoint.folder.fingerprint,
+            weight_dtype=self.memory.weight_dtype,
+            num_copies=self.memory.num_copies,
+            on_gpus=on_gpus(self.options),
+            log=shown_format(),
+        )
+
+
+def _stored_dtype(checkpoint: Checkpoint) -> str:
+    """Returns the name of the dtype of most tensors."""
+    codes = Counter(tensor.slots["weight"] for tensor in checkpoint.tensors.values() if "weight" in tensor.slots)
+    code = codes.most_common(1)[0][0] if codes else "none"
+    names = {dtype.code: dtype.name for dtype in dtypes.COMPUTE_DTYPES}
+    if code not in names:
+        raise ConfigError(
+            f"{checkpoint.path} stores its weights as {code}, which tk cannot serve without a cast; use --dtype "
+            f"{' or '.join(dtypes.COMPUTE_NAMES)}."
+        )
+    return names[code]
+
+
+def _text_files(checkpoint: Checkpoint) -> TextFiles:
+    """Reads the files that texts depend on, and checks those that the manifest lists, as all others that it lists.
+
+    Raises:
+        CheckpointError: one has changed since it was saved, or cannot be read.
+    """
+    files = TextFiles.read(checkpoint.path)
+    if not checkpoint.folder.has_checksums:
+        return files
+    checked = checkpoint.side_files()
+    return TextFiles(files.folder, {name: checked.get(name, content) for name, content in files.contents.items()})
+
+
+def _tokenizer(files: TextFiles) -> Tokenizer | None:
+    return Tokenizer.of(files) if TOKENIZER_FILE in files.contents else None
+
+
+def _end_ids(files: TextFiles, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """Returns the tokens that end a sample: those of the configs, or the tokenizer's own if these name none."""
+    named = eos_token_ids_of(files)
+    if named or tokenizer is None or tokenizer.eos_token_id is None:
+        return named
+    return frozenset((tokenizer.eos_token_id,))
+
+
+def _digests(files: TextFiles) -> dict[str, str]:
+    """Returns the digests of the files; config.json has more than texts depend on, and is compared by its values."""
+    contents = files.without("config.json").contents
+    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+
+
+def _created(checkpoint: Checkpoint) -> int:
+    """Returns the time at which a checkpoint was committed, in seconds since 1970; see `ModelInfo`."""
+    folder = checkpoint.folder
+    names = (MANIFEST,) if folder.kind == "tk" else tuple(folder.file_sizes())
+    return int(max((folder.data_path(name).stat().st_mtime for name in names), default=0.0))
+
+
+def _name(checkpoint: Checkpoint) -> str:
+    """Returns the name of the run for a step of a run, else the name of the folder."""
+    folder = checkpoint.path.resolve()
+    return folder.parent.name if folder.name.startswith("step-") else folder.name

@@ -1,0 +1,177 @@
+"""The lowering of a decoder's description to the program of one rank."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ....core.layout import Layout
+from ....core.local_params import LocalParam, local_params
+from ....model.spec import EMBEDDING, HEAD, POSITIONS, DecoderSpec, DenseSpec, ExpertsSpec, Rope
+from .operations import (
+    AttendToCache,
+    Embed,
+    Gate,
+    Head,
+    Multiply,
+    Norm,
+    Operation,
+    Reduce,
+    RotateAndAppend,
+    Route,
+    RunExperts,
+    SampleTokens,
+    WeightMatrix,
+)
+
+MOST_SLICES = 8  # the largest tp over which sums can be the same
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The computation of a step on one rank.
+
+    Attributes:
+        operations: the operations, in order.
+        params: the rank's parameters with the parts of tensors that they hold.
+        tp, rank: the number of ranks and this rank's number.
+        num_layers: the number of decoder layers, each with a cache.
+        hidden_size: the size of hidden states.
+        num_heads, num_kv_heads: the heads of this rank.
+        head_dim: the size of a head.
+        rope: the rotary embedding; None without one.
+        vocab_size: the number of tokens, without padding.
+        group_slices: the number of equal slices of a row-parallel weight's columns on this rank, which the groups of a
+            quantized weight never cross.
+    """
+
+    operations: tuple[Operation, ...]
+    params: tuple[LocalParam, ...]
+    tp: int
+    rank: int
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: Rope | None
+    vocab_size: int
+    group_slices: int = 1
+
+
+def most_slices(spec: DecoderSpec) -> int:
+    """Returns S, the number of slices of row-parallel sums at which every tp that divides S gives the same sums.
+
+    S is the largest power of two up to 8 that divides the number of heads and every intermediate size.
+    """
+    sizes = {spec.num_heads, *(layer.feed_forward.inner for layer in spec.layers)}
+    slices = MOST_SLICES
+    while any(size % slices for size in sizes):
+        slices //= 2
+    return slices
+
+
+def serving_slices(spec: DecoderSpec, tp: int, dtype: str) -> int:
+    """Returns the number of slices in which row-parallel sums are served: those of `most_slices` in fp32, else 1.
+
+    In other dtypes the same bits at every tp are not promised, and fewer slices are faster.
+    """
+    slices = most_slices(spec)
+    return slices if dtype == "fp32" and slices % tp == 0 else 1
+
+
+def lower(spec: DecoderSpec, tp: int = 1, rank: int = 0, num_slices: int = 1) -> Program:
+    """Lowers a decoder to the program of a rank.
+
+    Args:
+        spec: the description of the decoder.
+        tp, rank: the number of tensor-parallel ranks, and the rank.
+        num_slices: the slices of row-parallel sums over all ranks; 1, or a multiple of tp that `most_slices` allows.
+
+    Raises:
+        ParallelError: tp does not divide the model.
+    """
+    params = local_params(spec.table, Layout(tp=tp), 0, rank)
+    rank_of = _Rank(spec, {param.name: param for param in params}, max(1, num_slices // tp))
+    return Program(
+        operations=tuple(rank_of.operations()),
+        params=params,
+        tp=tp,
+        rank=rank,
+        num_layers=len(spec.layers),
+        hidden_size=spec.hidden_size,
+        num_heads=spec.num_heads // tp,
+        num_kv_heads=max(1, spec.num_kv_heads // tp),
+        head_dim=spec.head_dim,
+        rope=spec.rope,
+        vocab_size=spec.table[0].shape[0],
+        group_slices=math.lcm(most_slices(spec), tp) // tp,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """The lowering for one rank: its description, parameters and local slices."""
+
+    spec: DecoderSpec
+    params: Mapping[str, LocalParam]
+    num_slices: int
+
+    def operations(self) -> Iterator[Operation]:
+        yield Embed(EMBEDDING, self.params[EMBEDDING].shape[0], self._known(POSITIONS))
+        for layer in range(len(self.spec.layers)):
+            yield from self._layer(layer)
+        yield self._norm("model.norm")
+        head = HEAD if HEAD in self.params else EMBEDDING
+        rows, columns = self.params[head].shape
+        yield Head(WeightMatrix(head, columns, rows))
+        yield SampleTokens()
+
+    def _layer(self, layer: int) -> Iterator[Operation]:
+        prefix, eps = f"model.layers.{layer}", self.spec.norm_eps
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        q_norm, k_norm = (self._known(f"{attention}.{name}.weight") for name in ("q_norm", "k_norm"))
+        yield self._norm(f"{prefix}.input_layernorm")
+        yield Multiply("normed", "qkv", self._column(f"{attention}.qkv_proj"))
+        yield RotateAndAppend(layer, q_norm, k_norm, eps)
+        yield AttendToCache(layer, self.spec.layers[layer].window)
+        yield Multiply("attended", "partial", self._row(f"{attention}.o_proj"), self.num_slices)
+        yield Reduce(self._known(f"{attention}.o_proj.bias"))
+        yield self._norm(f"{prefix}.post_attention_layernorm")
+        block = self.spec.layers[layer].feed_forward
+        yield from self._experts(mlp, block) if isinstance(block, ExpertsSpec) else self._dense(mlp, block)
+
+    def _dense(self, prefix: str, block: DenseSpec) -> Iterator[Operation]:
+        first = "gate_up_proj" if block.activation == "swiglu" else "up_proj"
+        down = self._row(f"{prefix}.down_proj")
+        yield Multiply("normed", "inner", self._column(f"{prefix}.{first}"))
+        yield Gate(block.activation, down.in_features)
+        yield Multiply("gated", "partial", down, self.num_slices)
+        yield Reduce(self._known(f"{prefix}.down_proj.bias"))
+
+    def _experts(self, prefix: str, block: ExpertsSpec) -> Iterator[Operation]:
+        router, gate_up, down = f"{prefix}.gate.weight", f"{prefix}.experts.gate_up_proj", f"{prefix}.experts.down_proj"
+        rows, columns = self.params[router].shape
+        yield Route(WeightMatrix(router, columns, rows), block.top_k, block.normalize)
+        inner = self.params[down].shape[1]
+        yield RunExperts(gate_up, down, block.num_experts, inner, self.num_slices)
+        yield Reduce()
+
+    def _norm(self, name: str) -> Norm:
+        return Norm(self.spec.norm, f"{name}.weight", self._known(f"{name}.bias"), self.spec.norm_eps)
+
+    def _column(self, name: str) -> WeightMatrix:
+        rows, columns = self.params[f"{name}.weight"].shape
+        hidden, bias = self.spec.hidden_size, self._known(f"{name}.bias")
+        if not self.spec.transposed:
+            return WeightMatrix(f"{name}.weight", columns, rows, 0, bias)
+        return WeightMatrix(f"{name}.weight", hidden, rows // hidden * columns, rows // hidden, bias)
+
+    def _row(self, name: str) -> WeightMatrix:
+        rows, columns = self.params[f"{name}.weight"].shape
+        if not self.spec.transposed:
+            return WeightMatrix(f"{name}.weight", columns, rows)
+        return WeightMatrix(f"{name}.weight", rows, columns, 1)
+
+    def _known(self, name: str) -> str:
+        """Returns the name of a parameter, or "" if the model has none of that name."""
+        return name if name in self.params else ""

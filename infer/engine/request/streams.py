@@ -1,0 +1,253 @@
+"""The bridge from the engine's thread to coroutines: one EventStream per request, one wake-up per step for all of them.
+
+The engine pushes events and never waits. For a slow reader the stream joins deltas: it queues at most one open delta
+per sample, for any number of tokens. A delta closes at a size that fits a message, so memory grows only with the text.
+"""
+
+import asyncio
+import threading
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from ....core.errors import TkError
+from .events import Delta, Done, Event, Failed, Finished, PromptLogprobs, SentEvent, Started, TokenLogprob
+
+# With 20 alternatives per token, it takes the event loop some milliseconds to convert a message of this many tokens.
+MAX_TOKENS_PER_DELTA: Final = 256
+# Where a step has tokens for more streams than this, each message waits for a second token (a third from twice as many
+# streams on, and so on): a message takes as long as all other work of the server for a token.
+CROWD: Final = 24
+MOST_HELD: Final = 4
+HOLD_SECONDS: Final = 0.1  # no token waits longer for another one
+
+
+@dataclass
+class _OpenDelta:
+    """A queued delta, which later deltas of its sample can join."""
+
+    index: int
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def join(self, delta: Delta) -> None:
+        self.texts.append(delta.text)
+        self.token_ids.extend(delta.token_ids)
+        self.logprobs.extend(delta.logprobs)
+
+    def close(self) -> Delta:
+        return Delta(self.index, "".join(self.texts), tuple(self.token_ids), tuple(self.logprobs))
+
+
+_Queued = Started | PromptLogprobs | _OpenDelta | Finished | Done | Failed
+
+
+class Wakeups:
+    """The streams with events that their readers do not know of yet; `flush` wakes the readers.
+
+    To wake an event loop costs a system call and a switch of threads, far more than an event. So the engine calls
+    `flush` once for all streams when it has sent the events of a step.
+
+    Args:
+        crowd: the number of streams above which readers get several tokens at once; None = they never wait.
+    """
+
+    def __init__(self, crowd: int | None = None) -> None:
+        self._crowd = crowd
+        self._lock = threading.Lock()
+        self._due: list[EventStream] = []
+
+    def add(self, stream: "EventStream") -> None:
+        """Adds a stream to those of the next `flush`, from any thread."""
+        with self._lock:
+            self._due.append(stream)
+
+    def flush(self) -> int:
+        """Wakes the readers of all added streams, from any thread; returns the number of event loops that it woke."""
+        with self._lock:
+            due, self._due = self._due, []
+        loops: dict[asyncio.AbstractEventLoop, list[EventStream]] = defaultdict(list)
+        for stream in due:
+            loops[stream.loop].append(stream)
+        for loop, streams in loops.items():
+            with suppress(RuntimeError):  # the loop is closed, so no reader is left
+                loop.call_soon_threadsafe(_wake_all, streams, self._tokens_at_once(len(streams)))
+        return len(loops)
+
+    def _tokens_at_once(self, num_streams: int) -> int:
+        return 1 if self._crowd is None else min(1 + (num_streams - 1) // self._crowd, MOST_HELD)
+
+
+class EventStream:
+    """The events of one request: the engine's thread pushes them and one coroutine iterates over them.
+
+    Iteration ends at Done and raises the error of Failed. The event loop's thread makes the stream.
+
+    Attributes:
+        loop: the event loop of the reader.
+    """
+
+    def __init__(self, wakeups: Wakeups, on_close: Callable[[], None] = lambda: None) -> None:
+        """Makes an empty stream.
+
+        Args:
+            wakeups: wakes the reader when it is flushed.
+            on_close: is called once, on the loop, when both the engine and the reader are done with the request.
+        """
+        self.loop = asyncio.get_running_loop()
+        self._wakeups = wakeups
+        self._on_close = on_close
+        self._ready = asyncio.Event()
+        self._preparing: asyncio.Timeout | None = None
+        self._lock = threading.Lock()  # guards all below
+        self._queue: deque[_Queued] = deque()
+        self._open: dict[int, _OpenDelta] = {}
+        self._wake_due = False
+        self._holds = 0  # how often the reader was not woken
+        self._is_held = False
+        self._ended = False
+        self._left = False
+        self._closed = False
+
+    def push(self, event: Event) -> None:
+        """Queues an event, from any thread, without blocking, for the reader to find after the next flush.
+
+        Events after the last one are dropped.
+        """
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = isinstance(event, (Done, Failed))
+            if not self._left:
+                self._enqueue(event)
+            elif not self._ended:
+                return
+            wake, self._wake_due = not self._wake_due, True
+        if wake:
+            self._wakeups.add(self)
+
+    def interrupt(self, error: TkError) -> None:
+        """Makes this error the reader's next event, before all queued ones; on the loop's thread only."""
+        with self._lock:
+            self._queue.appendleft(Failed(error))
+        self._ready.set()
+        if self._preparing is not None and self._preparing.when() is None:
+            self._preparing.reschedule(self.loop.time())
+
+    @asynccontextmanager
+    async def preparing(self) -> AsyncIterator[None]:
+        """A context for what comes before the first event: `interrupt` ends the body too, with its error."""
+        timer = self._preparing = asyncio.timeout(None)
+        try:
+            async with timer:
+                yield
+        except TimeoutError:
+            if not timer.expired():  # it is the body's own
+                raise
+            await anext(self)  # raises the error
+        finally:
+            self._preparing = None
+
+    def leave(self) -> None:
+        """Ends the reading: drops queued and later events, except the last; on the loop's thread only."""
+        with self._lock:
+            self._left = True
+            self._queue.clear()
+            self._open.clear()
+        self._close_if_over()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the engine is done with the request."""
+        with self._lock:
+            return self._ended
+
+    def __aiter__(self) -> "EventStream":
+        return self
+
+    async def __anext__(self) -> SentEvent:
+        event = await self._take()
+        match event:
+            case Done():
+                raise StopAsyncIteration
+            case Failed():
+                raise event.error
+            case _OpenDelta():
+                return event.close()
+        return event
+
+    async def _take(self) -> _Queued:
+        while True:
+            with self._lock:
+                if self._queue:
+                    event = self._queue.popleft()
+                    if isinstance(event, _OpenDelta) and self._open.get(event.index) is event:
+                        del self._open[event.index]
+                    return event
+                self._ready.clear()
+            await self._ready.wait()
+
+    def _enqueue(self, event: Event) -> None:
+        if not isinstance(event, Delta):
+            self._queue.append(event)
+            return
+        fits = len(event.token_ids) <= MAX_TOKENS_PER_DELTA
+        for part in (event,) if fits else _parts_of(event):
+            delta = self._open.get(part.index)
+            if delta is None or len(delta.token_ids) + len(part.token_ids) > MAX_TOKENS_PER_DELTA:
+                delta = self._open[part.index] = _OpenDelta(part.index)
+                self._queue.append(delta)
+            delta.join(part)
+
+    def wake(self, at_once: int = 1) -> int | None:
+        """Wakes the reader, unless there are only tokens for it, fewer than `at_once`; on the loop's thread only.
+
+        Returns:
+            None if it was woken, else the number of this hold, for `release`.
+        """
+        with self._lock:
+            self._wake_due = False
+            tokens = [event.token_ids for event in self._queue if isinstance(event, _OpenDelta)]
+            self._is_held = 0 < len(tokens) == len(self._queue) and sum(map(len, tokens)) < at_once
+            if self._is_held:
+                self._holds += 1
+                return self._holds
+        self._ready.set()
+        self._close_if_over()
+        return None
+
+    def release(self, hold: int) -> None:
+        """Wakes the reader if this hold is its last one and still lasts; on the loop's thread only."""
+        if self._is_held and self._holds == hold:
+            self.wake()
+
+    def _close_if_over(self) -> None:
+        with self._lock:
+            if self._closed or not (self._ended and self._left):
+                return
+            self._closed = True
+        self._on_close()
+
+
+def _parts_of(delta: Delta) -> Iterable[Delta]:
+    """Returns a delta as deltas that fit messages; many tokens come at once if they have waited for their places."""
+    starts = range(0, len(delta.token_ids), MAX_TOKENS_PER_DELTA)
+    ranges = [slice(start, start + MAX_TOKENS_PER_DELTA) for start in starts]
+    return [
+        Delta(delta.index, "" if part.start else delta.text, delta.token_ids[part], delta.logprobs[part])
+        for part in ranges
+    ]
+
+
+def _wake_all(streams: Sequence[EventStream], at_once: int) -> None:
+    held = [(stream, hold) for stream in streams if (hold := stream.wake(at_once)) is not None]
+    if held:
+        asyncio.get_running_loop().call_later(HOLD_SECONDS, _release_all, held)
+
+
+def _release_all(held: Iterable[tuple[EventStream, int]]) -> None:
+    for stream, hold in held:
+        stream.release(hold)

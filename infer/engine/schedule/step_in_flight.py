@@ -1,0 +1,180 @@
+"""A step from its schedule to its results: the message to the workers and the rows of logits that come back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ....core.errors import TkError
+from ..grammar.grammar import ALL_TOKENS, Matcher
+from ..options import MAX_HEAD_ROWS
+from ..step.step_plan import Array, SamplerOutput, SamplingRow
+from .batch_writer import BatchWriter
+from .live_request import LiveRequest
+from .samples.scheduled_chunk import ScheduledChunk
+from .samples.sequence import UNKNOWN, Status
+from .samples.sequence import Sequence as Sample
+from .scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class WantedRow:
+    """A row of logits of a step: it scores the token of `scored`, or chooses the sequence's token at `position`.
+
+    If it chooses a token after a proposal, it counts only if the token before it is `proposal`.
+    """
+
+    request: LiveRequest
+    sequence: Sample
+    position: int
+    scored: SamplingRow | None = None
+    proposal: int | None = None
+
+    @property
+    def is_void(self) -> bool:
+        """Whether its result is of no use: its sequence has ended, or a proposal before it did not come true."""
+        sequence = self.sequence
+        if self.request.is_over or sequence.status is Status.FINISHED:
+            return True
+        return self.proposal is not None and (
+            sequence.num_tokens != self.position or sequence.output[-1] != self.proposal
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """The masks of rows.
+
+    Attributes:
+        rows: the numbers of the rows: int32 [M].
+        words: the masks: uint32 [M, W].
+        failed: the requests whose constraints cannot go on, with the reasons; their masks are void.
+    """
+
+    rows: Array
+    words: Array
+    failed: Sequence[tuple[LiveRequest, TkError]]
+
+
+@dataclass(frozen=True, slots=True)
+class StepInFlight:
+    """A step that the workers compute.
+
+    Attributes:
+        message: its encoded message.
+        chunks: the chunks that it computes.
+        rows: its rows of logits, in the order of its results.
+        asked: the numbers of the rows with candidates, among which a constraint chooses.
+    """
+
+    message: bytes
+    chunks: Sequence[ScheduledChunk]
+    rows: Sequence[WantedRow]
+    asked: Sequence[int] = ()
+
+    @property
+    def has_proposals(self) -> bool:
+        """Whether the number of tokens that it gives a sequence is not known before its results."""
+        return any(chunk.proposals for chunk in self.chunks)
+
+    def masks(self) -> Masks | None:
+        """Makes the masks of its rows, in their order, when all tokens before the step are known; None without any.
+
+        Rows with candidates get none; their constraints look ahead.
+        """
+        for index in self.asked:
+            if not self.rows[index].is_void:
+                _matcher(self.rows[index]).look_ahead()
+        constrained = (i for i, row in enumerate(self.rows) if row.scored is None and row.sequence.matcher is not None)
+        rows = [index for index in constrained if index not in self.asked]
+        return self.masks_of(rows) if rows else None
+
+    def masks_of(self, rows: Sequence[int]) -> Masks:
+        """Makes the masks of rows with constraints. One of an ended sample gets a mask of all tokens."""
+        masks: list[Array] = []
+        failed: list[tuple[LiveRequest, TkError]] = []
+        for row in (self.rows[index] for index in rows):
+            matcher = _matcher(row)
+            mask = np.full(matcher.num_words, ALL_TOKENS)
+            if row.sequence.status is not Status.FINISHED:
+                matcher.write_mask(mask)
+                if (error := matcher.error) is not None:
+                    failed.append((row.request, error))
+            masks.append(mask)
+        return Masks(np.array(rows, np.int32), np.stack(masks), failed)
+
+    def choose(self, result: SamplerOutput) -> tuple[Array, list[int]]:
+        """Chooses the tokens of rows with candidates.
+
+        Returns:
+            The tokens of all rows, int32 [R], and the rows none of whose candidates may follow: they need masks.
+        """
+        tokens, refused = result.token_ids.tolist(), list[int]()
+        finite, candidates = result.finite.tolist(), result.candidates.tolist()
+        for index in self.asked:
+            row = self.rows[index]
+            if row.is_void or not finite[index]:
+                continue
+            token = _matcher(row).first_allowed(candidates[index])
+            if token is None:
+                refused.append(index)
+            else:
+                tokens[index] = token
+        return np.array(tokens, np.int32), refused
+
+
+def prepare_step(
+    chunks: Sequence[ScheduledChunk], live: Mapping[tuple[str, str], LiveRequest], batch: BatchWriter
+) -> StepInFlight:
+    """Returns a step of scheduled chunks, and sends the first event of requests that begin."""
+    rows: list[WantedRow] = []
+    scored: list[SamplingRow] = []
+    first = 0
+    for chunk in chunks:
+        sequence = chunk.sequence
+        request = live[sequence.key]
+        for row in request.want(chunk, first):
+            scored.append(row)
+            rows.append(WantedRow(request, sequence, 0, row))
+        if chunk.is_last:
+            rows.append(WantedRow(request, sequence, sequence.num_tokens))
+            for i, proposal in enumerate(chunk.proposals, sequence.num_tokens + 1):
+                rows.append(WantedRow(request, sequence, i, proposal=proposal))
+        if chunk.start < sequence.num_prompt:
+            request.deliver()
+        first += chunk.length
+    asks = len(rows) <= MAX_HEAD_ROWS  # logits are kept until all tokens are chosen
+    asked = [i for i, row in enumerate(rows) if asks and row.scored is None and row.sequence.is_asked]
+    return StepInFlight(batch.write(chunks, scored, asks).encode(), chunks, rows, asked)
+
+
+def record_step(step: StepInFlight, scheduler: Scheduler) -> None:
+    """Records that a step was sent: its tokens count as computed, and sequences that sample get an UNKNOWN token."""
+    for chunk in step.chunks:
+        scheduler.advance(chunk)
+    for row in step.rows:
+        if row.scored is None and row.proposal is None:
+            row.sequence.append(UNKNOWN)
+
+
+def take_token(row: WantedRow, result: SamplerOutput, index: int, scheduler: Scheduler) -> TkError | None:
+    """Gives a sequence the token of a row that is not void, at `index` of the results; ends it if it is complete.
+
+    Returns:
+        The error with which its request must fail, if the tokenizer has no text for the token.
+    """
+    if row.proposal is not None:
+        scheduler.accept(row.sequence)
+    scheduler.activity.new_token()
+    try:
+        is_complete = row.request.take(row.sequence, row.position, result, index)
+    except TkError as error:
+        return error
+    if is_complete:
+        scheduler.finish(row.sequence)
+    return None
+
+
+def _matcher(row: WantedRow) -> Matcher:
+    assert row.sequence.matcher is not None, "its sequence has a constraint"
+    return row.sequence.matcher

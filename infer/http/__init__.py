@@ -1,1 +1,0 @@
-"""The server's second protocol: HTTP in OpenAI's dialect, on the same event loop, engine and admission as gRPC."""

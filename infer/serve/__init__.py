@@ -1,0 +1,1 @@
+"""The server: protocols around an engine, access to it, and its operation."""

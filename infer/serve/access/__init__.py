@@ -1,0 +1,1 @@
+"""The access to a server: certificates, tokens and callers."""

@@ -1,0 +1,89 @@
+"""The largest message that a request's answer could need, known before anything is computed.
+
+gRPC would refuse a larger one only after all of the work was done.
+"""
+
+from typing import Final
+
+from ....core.errors import InvalidRequest
+from ...engine.request.events import PROMPT_LOGPROBS_PER_EVENT
+from ...engine.request.sampling_params import SamplingParams
+from ...engine.request.streams import MAX_TOKENS_PER_DELTA
+
+MAX_RESPONSE_BYTES: Final = 16 << 20
+# The most bytes of numbers, tags and lengths, without those of text.
+_TOKEN_BYTES: Final = 5  # a token id in a packed list
+_ENTRY_BYTES: Final = 32  # a TokenLogprob
+_ALTERNATIVE_BYTES: Final = 20  # a TopLogprob
+# The text of a token has its bytes, but U+FFFD, of 3 bytes, stands for one that is no UTF-8; such tokens are short.
+_LEAST_TEXT_BYTES: Final = 24
+_FRAME_BYTES: Final = 4096  # the rest of a message: ids, usage, times
+_SAMPLE_BYTES: Final = 512  # the rest of a sample: numbers, the stop string that ended it
+
+
+def check_response_size(
+    params: SamplingParams, num_prompt: int, max_model_len: int, longest_token_bytes: int, at_once: bool
+) -> None:
+    """Checks that no message of an answer could be larger than the limit.
+
+    Args:
+        params: the sampling options.
+        num_prompt: the number of tokens of the prompt.
+        max_model_len: the largest number of tokens of a sequence.
+        longest_token_bytes: the bytes of the longest token; 0 if there is no text.
+        at_once: whether the answer is one message; else some tokens of the prompt, or some new ones, have one.
+
+    Raises:
+        InvalidRequest: one could be; the message says which field to lower.
+    """
+    room = max(1, max_model_len - num_prompt)
+    num_new = room if params.max_new_tokens is None else params.max_new_tokens
+    per_new = _TOKEN_BYTES + _text_bytes(longest_token_bytes) + _entry_bytes(params.logprobs, longest_token_bytes)
+    num_scored = num_prompt if at_once else min(num_prompt, PROMPT_LOGPROBS_PER_EVENT)
+    prompt = num_scored * _entry_bytes(params.prompt_logprobs, longest_token_bytes)
+    answer = (params.n * num_new if at_once else min(num_new, MAX_TOKENS_PER_DELTA)) * per_new
+    frame = _FRAME_BYTES + params.n * _SAMPLE_BYTES
+    if prompt + frame > MAX_RESPONSE_BYTES:
+        raise _too_large(prompt, "output.prompt_logprobs", "lower it, or shorten the prompt")
+    if answer + (prompt if at_once else 0) + frame > MAX_RESPONSE_BYTES:
+        how = "lower it, n or output.logprobs" + (", or ask for a stream" if at_once else "")
+        raise _too_large(answer, "stopping.max_new_tokens", how)
+
+
+def check_score_size(num_tokens: int, num_top: int, longest_token_bytes: int) -> None:
+    """Checks that the score of a continuation of `num_tokens` cannot be larger than the limit of a message.
+
+    Raises:
+        InvalidRequest: it could be.
+    """
+    size = num_tokens * _entry_bytes(max(1, num_top), longest_token_bytes)
+    rest = _FRAME_BYTES + _SAMPLE_BYTES + _TOKEN_BYTES + _text_bytes(longest_token_bytes)
+    if size + rest > MAX_RESPONSE_BYTES:
+        raise _too_large(size, "top", "lower it, or shorten the continuation")
+
+
+def check_text_size(num_tokens: int, longest_token_bytes: int) -> None:
+    """Checks that the text of so many token ids cannot be larger than the limit of a message.
+
+    Raises:
+        InvalidRequest: it could be.
+    """
+    most = (MAX_RESPONSE_BYTES - _FRAME_BYTES) // _text_bytes(longest_token_bytes)
+    if num_tokens > most:
+        raise _too_large(num_tokens * _text_bytes(longest_token_bytes), "ids", f"send at most {most} in one request")
+
+
+def _text_bytes(longest: int) -> int:
+    return max(longest, _LEAST_TEXT_BYTES) if longest else 0
+
+
+def _entry_bytes(num_top: int | None, longest: int) -> int:
+    return 0 if num_top is None else _ENTRY_BYTES + longest + num_top * (_ALTERNATIVE_BYTES + longest)
+
+
+def _too_large(size: int, field: str, how: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"The answer could have {size} bytes, and a message has at most {MAX_RESPONSE_BYTES}. The field is {field}: "
+        f"{how}.",
+        field=field,
+    )

@@ -1,0 +1,1 @@
+"""The services over gRPC: bytes become requests, and events become bytes."""

@@ -1,0 +1,89 @@
+"""gRPC reflection, v1alpha and v1, from which tools like grpcurl read the services.
+
+grpcio-reflection has only v1alpha, and logs a traceback for each damaged message, so messages are read here. v1 is byte
+for byte the same protocol under another package name, so the same servicer answers v1. Its schema, which reflection
+shows too, is v1alpha's with the name changed. The Open Inference Protocol is described as this server states it,
+whatever other statement of it the process has.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from ....proto.open_inference import open_inference_pb2
+from ..grpc_server import add_methods
+from ..messages import read_short_message
+from ..status import answered
+
+_V1ALPHA: Final = "grpc.reflection.v1alpha"
+_V1: Final = "grpc.reflection.v1"
+V1_SERVICE: Final = f"{_V1}.ServerReflection"
+
+
+def add_reflection(server: grpc.aio.Server, services: Sequence[str]) -> None:
+    """Adds reflection to a server; it describes `services` (full names) and itself."""
+    _register_v1_schema()
+    servicer = reflection.aio.ReflectionServicer((*services, reflection.SERVICE_NAME, V1_SERVICE), pool=_Pools())
+
+    async def answer(raws: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        async with answered(context):
+            requests = (read_short_message(reflection_pb2.ServerReflectionRequest, raw) async for raw in raws)
+            async for response in servicer.ServerReflectionInfo(requests, context):
+                yield response
+
+    to_bytes = reflection_pb2.ServerReflectionResponse.SerializeToString
+    handlers = {"ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(answer, response_serializer=to_bytes)}
+    for name in (reflection.SERVICE_NAME, V1_SERVICE):
+        add_methods(server, name, handlers)
+
+
+class _Pools:
+    """The descriptors of the pool of the Open Inference Protocol, and of the one that all libraries share."""
+
+    def FindFileByName(self, name: str) -> Any:
+        return self._find("FindFileByName", name)
+
+    def FindFileContainingSymbol(self, name: str) -> Any:
+        return self._find("FindFileContainingSymbol", name)
+
+    def FindMessageTypeByName(self, name: str) -> Any:
+        return self._find("FindMessageTypeByName", name)
+
+    def FindExtensionByNumber(self, message: Any, number: int) -> Any:
+        return message.file.pool.FindExtensionByNumber(message, number)
+
+    def FindAllExtensions(self, message: Any) -> Any:
+        return message.file.pool.FindAllExtensions(message)
+
+    def _find(self, method: str, name: str) -> Any:
+        with suppress(KeyError):
+            return getattr(open_inference_pb2.DESCRIPTOR.pool, method)(name)
+        return getattr(descriptor_pool.Default(), method)(name)
+
+
+def _register_v1_schema() -> None:
+    """Registers v1's schema with protobuf, unless another library has done so."""
+    pool = descriptor_pool.Default()
+    try:
+        pool.FindFileContainingSymbol(V1_SERVICE)
+    except KeyError:
+        schema = descriptor_pb2.FileDescriptorProto()
+        reflection_pb2.DESCRIPTOR.CopyToProto(schema)
+        schema.name = schema.name.replace("v1alpha", "v1")
+        schema.package = _V1
+        schema.ClearField("options")
+        for message in schema.message_type:
+            for field in message.field:
+                if field.type_name:
+                    field.type_name = _in_v1(field.type_name)
+        for method in schema.service[0].method:
+            method.input_type, method.output_type = _in_v1(method.input_type), _in_v1(method.output_type)
+        pool.AddSerializedFile(schema.SerializeToString())
+
+
+def _in_v1(type_name: str) -> str:
+    return type_name.replace(f".{_V1ALPHA}.", f".{_V1}.")

@@ -1,0 +1,109 @@
+"""A port of HTTP: it listens, bounds the number of connections, and ends them when the server drains."""
+
+import asyncio
+import logging
+import socket
+from typing import Final
+
+from ..access.tls import Certificates
+from ..call.request_ids import METADATA_KEY, made_id
+from ..call.request_log import RequestLog
+from ..options import address_of, not_ours
+from .acceptor import Acceptor
+from .connection import Answer, HttpConnection, client_of
+from .messages import dumped
+from .problems import HttpProblem, NoConnectionLeft, body_of
+from .tls_context import tls_context
+
+TLS_SECONDS: Final = 10.0
+# Bytes that wait for a slow client before its answer waits too.
+WRITE_BYTES: Final = 64 << 10
+_LOG: Final = logging.getLogger(__name__)
+
+
+class Listener:
+    """A port, for the event loop of its server.
+
+    Args:
+        name: the name of the port in the log.
+        host: the address to listen on.
+        port: the port to listen on; 0 = any free port.
+        most_connections: the number of connections that it takes.
+        certificates: the certificates of TLS; None = connections are not encrypted.
+
+    Attributes:
+        address: HOST:PORT, once it listens.
+    """
+
+    def __init__(
+        self, name: str, host: str, port: int, most_connections: int, certificates: Certificates | None = None
+    ) -> None:
+        self.name, self._host, self._port, self._certificates = name, host, port, certificates
+        self.most_connections = most_connections
+        self._connections: dict[HttpConnection, asyncio.Task[None]] = {}
+        self._acceptor: Acceptor | None = None
+        self._is_draining = False
+        self.address = ""
+
+    async def listen(self, answer: Answer, log: RequestLog) -> None:
+        """Starts to listen.
+
+        Args:
+            answer: answers the requests.
+            log: the log of calls.
+
+        Raises:
+            ConfigError: the address is in use or not available.
+        """
+        self._answer, self._log = answer, log
+        context = None if self._certificates is None else tls_context(self._certificates)
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        try:
+            listening = socket.create_server((self._host, self._port), family=family, backlog=1024)
+        except OSError as error:
+            raise not_ours(address_of(self._host, self._port), error) from error
+        self._acceptor = Acceptor(listening, self._accept, context, TLS_SECONDS)
+        self.address = address_of(self._host, listening.getsockname()[1])
+        _LOG.info("%s on %s", self.name, self.address)
+
+    def drain(self) -> None:
+        """Ends connections without a live request; the others end with their answers. The port answers on."""
+        self._is_draining = True
+        for connection in list(self._connections):
+            connection.close_soon()
+
+    async def stop(self) -> None:
+        """Closes the port and ends all connections, when each that still answers has had a moment to end."""
+        self.drain()
+        if self._acceptor is not None:
+            self._acceptor.close()
+        if tasks := list(self._connections.values()):
+            await asyncio.wait(tasks, timeout=1.0)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serves a new connection in a task of its own."""
+        if len(self._connections) >= self.most_connections:
+            request_id = made_id()
+            self._refuse(_NO_ROOM, client_of(writer), request_id)
+            writer.write(_FULL % (METADATA_KEY.encode(), request_id.encode(), len(_BODY), _BODY))
+            writer.close()
+            return
+        writer.transport.set_write_buffer_limits(WRITE_BYTES)
+        connection = HttpConnection(reader, writer, self._answer, self._refuse, is_last=self._is_draining)
+        task = self._connections[connection] = asyncio.create_task(connection.serve())
+        task.add_done_callback(lambda _: self._connections.pop(connection))
+
+    def _refuse(self, problem: HttpProblem, client: str, request_id: str) -> None:
+        """Logs and counts what could not be read as a request."""
+        self._log.refuse("HTTP", problem, client, request_id)
+
+
+_NO_ROOM: Final = NoConnectionLeft("The server has as many connections as it takes; try again later.", 503)
+_BODY: Final = dumped(body_of(_NO_ROOM))
+_FULL: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n"
+    b"%s: %s\r\ncontent-length: %d\r\n\r\n%s"
+)

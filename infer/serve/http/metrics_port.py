@@ -1,0 +1,45 @@
+"""The port of metrics, for Prometheus: HTTP with all limits of the HTTP port, without tokens and encryption."""
+
+import asyncio
+from typing import Final
+
+from ..access.callers import Callers
+from ..call.request_log import RequestLog
+from ..call.runner import RequestRunner
+from ..metrics.exposition import MetricsCollector, exposed
+from ..metrics.tally import RequestTally
+from ..options import ServerOptions
+from .listener import Listener
+from .messages import HttpRequest, Reply
+from .origins import OriginRules
+from .router import HttpCall, HttpRoute, HttpRouter
+
+PATH: Final = "/metrics"
+MAX_CONNECTIONS: Final = 64
+
+
+class MetricsPort(Listener):
+    """The port of metrics of a server.
+
+    Args:
+        options: the options of the server.
+    """
+
+    def __init__(self, options: ServerOptions) -> None:
+        most = min(MAX_CONNECTIONS, options.max_connections)
+        super().__init__("metrics", options.metrics_host, options.metrics_port or 0, most)
+
+    async def open(self, runner: RequestRunner, callers: Callers, log: RequestLog, tally: RequestTally) -> None:
+        """Starts to listen; see `Door.open`."""
+        route = metrics_route(MetricsCollector(runner.engine, tally), None)
+        await self.listen(HttpRouter({PATH: route}, Callers(), OriginRules(), log), log)
+
+
+def metrics_route(metrics: MetricsCollector, role: str | None) -> HttpRoute:
+    """Returns the route of metrics for callers of a role; None = for all."""
+
+    async def answer(request: HttpRequest, call: HttpCall, reply: Reply) -> None:
+        body, media_type = await asyncio.to_thread(exposed, metrics, request.header("accept"))
+        await reply.whole(200, media_type, body)
+
+    return HttpRoute(answer, role=role)

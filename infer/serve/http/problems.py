@@ -1,0 +1,118 @@
+"""Errors in OpenAI's shape: {"error": {message, type, param, code}}, with the HTTP status of each gRPC status."""
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from ....core.errors import InvalidRequest, TkError
+from ..errors import UnknownModel
+from ..status import text_for_client
+from .messages import Headers
+
+# The name of the gRPC status -> HTTP status and OpenAI's type of error.
+_STATUSES: Final[Mapping[str, tuple[int, str]]] = MappingProxyType(
+    {
+        "INVALID_ARGUMENT": (400, "invalid_request_error"),
+        "FAILED_PRECONDITION": (400, "invalid_request_error"),
+        "UNAUTHENTICATED": (401, "authentication_error"),
+        "PERMISSION_DENIED": (403, "permission_error"),
+        "NOT_FOUND": (404, "invalid_request_error"),
+        "ALREADY_EXISTS": (409, "invalid_request_error"),
+        "RESOURCE_EXHAUSTED": (429, "rate_limit_error"),
+        "CANCELLED": (499, "request_cancelled"),
+        "INTERNAL": (500, "server_error"),
+        "UNIMPLEMENTED": (501, "invalid_request_error"),
+        "UNAVAILABLE": (503, "server_error"),
+        "DEADLINE_EXCEEDED": (504, "timeout_error"),
+    }
+)
+RETRY_SECONDS: Final = 5  # where nothing is known: a server that a supervisor starts again needs some
+# The names of the wire's fields in OpenAI's dialect, where they differ.
+_PARAMS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "max_new_tokens": "max_tokens",
+        "min_new_tokens": "min_tokens",
+        "json_schema": "response_format",
+        "text": "prompt",
+        "tokens": "prompt",
+        "chat": "messages",
+        "chat.messages": "messages",
+    }
+)
+
+
+class HttpProblem(TkError):
+    """A request that is no valid use of HTTP, or for something that is not there.
+
+    Attributes:
+        status: the HTTP status.
+        headers: more headers of the reply.
+    """
+
+    grpc_status = "INVALID_ARGUMENT"
+
+    def __init__(self, message: str, status: int, headers: Headers = ()) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, list(headers)
+
+    @property
+    def log_form(self) -> str:
+        return f"{super().log_form} {self.status}"
+
+
+class NoConnectionLeft(HttpProblem):
+    """A connection above the number that the port takes."""
+
+    grpc_status = "UNAVAILABLE"
+
+
+def status_of(error: Exception) -> int:
+    """Returns the HTTP status of an error."""
+    return error.status if isinstance(error, HttpProblem) else _row(error)[0]
+
+
+def body_of(error: Exception) -> dict[str, Any]:
+    """Returns the body of an error; one that is no TkError is a defect of the server, whose text stays in its log."""
+    name = error.grpc_status if isinstance(error, TkError) else "INTERNAL"
+    message, param = text_for_client(error), None
+    if isinstance(error, InvalidRequest) and error.field:
+        param = _param(error.field)
+        if "." in error.field or "_" in error.field:  # it is no word of the sentence too
+            message = message.replace(error.field, param)
+    code = f"http_{error.status}" if isinstance(error, HttpProblem) else name.lower()
+    if isinstance(error, UnknownModel):
+        code = "model_not_found"  # OpenAI's, by which clients choose another model
+    return {"error": {"message": message, "type": _row(error)[1], "param": param, "code": code}}
+
+
+def headers_of(error: Exception) -> Headers:
+    """Returns the headers that an error adds to its reply."""
+    status = status_of(error)
+    found = list(error.headers) if isinstance(error, HttpProblem) else []
+    found += retry_headers(status, getattr(error, "retry_after", None))
+    if status == 401:
+        found.append(("www-authenticate", "Bearer"))
+    return found
+
+
+def retry_headers(status: int, seconds: float | None = None) -> Headers:
+    """Returns the header that says when to try again; each 429 and each 503 has one.
+
+    Args:
+        status: the status of the reply.
+        seconds: the time that is known; None = none is.
+    """
+    if status not in (429, 503):
+        return []
+    return [("retry-after", str(RETRY_SECONDS if seconds is None else max(1, math.ceil(seconds))))]
+
+
+def _row(error: Exception) -> tuple[int, str]:
+    return _STATUSES[error.grpc_status if isinstance(error, TkError) else "INTERNAL"]
+
+
+def _param(field: str) -> str:
+    """Returns the field's name in OpenAI's dialect: without the part of the wire's message that it is in."""
+    name = field.removeprefix("sampling.").removeprefix("stopping.").removeprefix("output.")
+    return _PARAMS.get(name, name)

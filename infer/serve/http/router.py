@@ -1,0 +1,113 @@
+"""The way of a request to its handler: where it comes from, caller, role, method and type of body."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ....core.errors import TkError
+from ..access.callers import Callers
+from ..access.tokens import GENERATE, Caller
+from ..call.request_log import RequestLog
+from ..metrics.request_record import RequestRecord
+from .messages import JSON, HttpRequest, Reply, dumped, event_of
+from .origins import OriginRules
+from .problems import HttpProblem, body_of, headers_of, status_of
+
+UNKNOWN: Final = "(unknown)"  # the path of a call without a route, in the log
+_METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"))
+_LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class HttpCall:
+    """A call of a caller who may make it, and what the log says of it."""
+
+    caller: Caller
+    record: RequestRecord
+
+
+Handler = Callable[[HttpRequest, HttpCall, Reply], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class HttpRoute:
+    """A path.
+
+    Attributes:
+        handler: answers its requests.
+        method: the only method that it takes; with GET, HEAD, whose replies have no body.
+        role: the role that callers need; None = everyone may ask, without a token too.
+    """
+
+    handler: Handler
+    method: str = "GET"
+    role: str | None = GENERATE
+
+
+class HttpRouter:
+    """Answers requests by their routes; whatever goes wrong becomes an answer too.
+
+    Args:
+        routes: the routes by path; but for "/" itself, one that ends with "/" has all paths below it.
+        callers: identifies the callers by their tokens.
+        origins: says where requests may come from.
+        log: the log of calls.
+    """
+
+    def __init__(
+        self, routes: Mapping[str, HttpRoute], callers: Callers, origins: OriginRules, log: RequestLog
+    ) -> None:
+        self._routes, self._callers, self._origins, self._log = dict(routes), callers, origins, log
+
+    async def __call__(self, request: HttpRequest, reply: Reply) -> None:
+        name = self._name_of(request.path)
+        request = replace(
+            request, call=f"{request.method if request.method in _METHODS else 'OTHER'} {name or UNKNOWN}"
+        )
+        try:
+            with self._log.call(request.call, request.client, request.id) as record:
+                handler, caller = self._admitted(request, self._routes.get(name), record)
+                await handler(request, HttpCall(caller, record), reply)
+        except (ConnectionError, TimeoutError):  # of the connection: no one reads an answer
+            raise
+        except Exception as error:
+            if not isinstance(error, TkError):
+                _LOG.exception("a request failed by a fault of the server")
+            await _send_problem(error, reply)
+
+    def _admitted(self, request: HttpRequest, route: HttpRoute | None, record: RequestRecord) -> tuple[Handler, Caller]:
+        """Returns the handler of a request, which may have it, and the caller, whose name the record gets."""
+        self._origins.check(request)
+        caller = Caller()
+        if route is None or route.role is not None:
+            caller = self._callers.identify(request.headers)
+            record.principal = caller.principal
+        if route is None:
+            raise HttpProblem(f"There is nothing at {request.path[:200]}.", 404)
+        if route.role is not None:
+            caller.require(route.role)
+        methods = ("GET", "HEAD") if route.method == "GET" else (route.method,)
+        if request.method not in methods:
+            raise HttpProblem(f"{request.path} takes {route.method} only.", 405, [("allow", ", ".join(methods))])
+        if any(name == "content-encoding" and value.lower() != "identity" for name, value in request.headers):
+            raise HttpProblem("The body must have no content-encoding.", 415)
+        # Pages of other sites can make a browser send any type but this one.
+        if route.method == "POST" and request.header("content-type").partition(";")[0].strip().lower() != JSON:
+            raise HttpProblem(f"The content-type must be {JSON}.", 415)
+        return route.handler, caller
+
+    def _name_of(self, path: str) -> str:
+        """Returns the name of a path's route; "" if there is none."""
+        if path in self._routes:
+            return path
+        folders = (name for name in self._routes if name != "/" and name.endswith("/") and path.startswith(name))
+        return next(folders, "")
+
+
+async def _send_problem(error: Exception, reply: Reply) -> None:
+    if not reply.has_begun:
+        await reply.whole(status_of(error), JSON, dumped(body_of(error)), headers_of(error))
+        return
+    await reply.send(event_of(body_of(error)))  # the only replies in parts are streams of events
+    await reply.end()

@@ -1,0 +1,166 @@
+"""The message ModelInferRequest as a request to the engine: its tensor is the prompt, its parameters the options."""
+
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from typing import Final
+
+from ....core.errors import InvalidRequest
+from ....proto.open_inference import open_inference_pb2 as oip
+from ....proto.v1 import generation_pb2 as pb
+from ...engine.request.asked_request import AskedRequest
+from ..errors import UnknownModel
+from ..grpc.from_messages import asked_request
+from .parameters import read_parameters, read_timeout, unknown_parameter
+
+TEXT_INPUT: Final = "text_input"
+TEXT_OUTPUT: Final = "text_output"
+FINISH_REASON: Final = "finish_reason"
+OUTPUTS: Final = (TEXT_OUTPUT, FINISH_REASON)
+BYTES: Final = "BYTES"
+# The size before each element of raw contents: 4 bytes, lowest first.
+SIZE: Final = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class Inference:
+    """A request as read.
+
+    Attributes:
+        request: the request, without the deadline and form of its answer.
+        version: the training step, in digits, that the weights must have; "" = any.
+        outputs: the names of the answer's tensors.
+        is_raw: whether contents are raw, those of the answer too.
+        timeout: the seconds that the caller waits, or None.
+        names: the names of the parameters by the names of the wire's fields.
+    """
+
+    request: AskedRequest
+    version: str
+    outputs: tuple[str, ...]
+    is_raw: bool
+    timeout: float | None
+    names: Mapping[str, str]
+
+
+def read_inference(message: oip.ModelInferRequest) -> Inference:
+    """Reads a message.
+
+    Raises:
+        InvalidRequest: a tensor or a parameter is wrong or unknown.
+    """
+    options, prompt = pb.GenerateRequest(request_id=message.id, model=message.model_name), _text(message)
+    names = read_parameters(message.parameters, options)
+    with named_as_given(names):
+        request = asked_request(options, prompt)
+    return Inference(
+        request,
+        message.model_version,
+        _outputs(message),
+        is_raw=bool(message.raw_input_contents),
+        timeout=read_timeout(message.parameters),
+        names=names,
+    )
+
+
+def check_version(version: str, step: int) -> None:
+    """Checks that weights are those that were asked for.
+
+    Args:
+        version: the training step in digits; "" = any.
+        step: the training step of the weights.
+
+    Raises:
+        UnknownModel: they are others.
+    """
+    if version not in ("", str(step)):
+        raise UnknownModel(
+            f"Version {version[:100]!r} of the model is not served here; leave it empty or ask for '{step}', the "
+            "training step of the weights."
+        )
+
+
+@contextmanager
+def named_as_given(names: Mapping[str, str]) -> Iterator[None]:
+    """Lets the errors of the body name a field as the caller did.
+
+    Args:
+        names: the names of the parameters by the names of the wire's fields.
+    """
+    try:
+        yield
+    except InvalidRequest as error:
+        wire = error.field
+        if "." in wire:
+            field = f"parameters.{names.get(wire, wire.partition('.')[2])}"
+        else:
+            field = {"text": "inputs[0]", "prompt": "inputs[0]", "request_id": "id"}.get(wire, wire)
+        # A name without these is also a word of the sentence.
+        text = str(error).replace(wire, field) if "." in wire or "_" in wire else str(error)
+        renamed = copy(error)  # of the same class, which decides the status
+        renamed.args, renamed.field = (text,), field
+        raise renamed from error
+
+
+def _text(message: oip.ModelInferRequest) -> str:
+    """Returns the only element of the only tensor."""
+    if len(message.inputs) != 1:
+        raise _wrong("inputs", f"{len(message.inputs)} tensors", f"one, {TEXT_INPUT}")
+    tensor = message.inputs[0]
+    if tensor.name != TEXT_INPUT:
+        raise _wrong("inputs[0].name", repr(tensor.name[:60]), TEXT_INPUT, tensor.name)
+    if tensor.datatype != BYTES:
+        raise _wrong("inputs[0].datatype", repr(tensor.datatype[:60]), BYTES, tensor.datatype)
+    if len(tensor.shape) != 1 or tensor.shape[0] != 1:
+        raise _wrong("inputs[0].shape", str(list(tensor.shape[:9])), "[1]: one text in each request")
+    for name in tensor.parameters:
+        raise unknown_parameter(f"inputs[0].parameters.{name}")
+    raw = message.raw_input_contents
+    field, element = ("raw_input_contents", _raw_element(tensor, raw)) if raw else ("inputs[0]", _element(tensor))
+    try:
+        return element.decode()
+    except UnicodeDecodeError as error:
+        raise _wrong(field, f"no UTF-8 (byte {error.start})", "text in UTF-8") from error
+
+
+def _element(tensor: oip.ModelInferRequest.InferInputTensor) -> bytes:
+    for field in oip.InferTensorContents.DESCRIPTOR.fields:
+        count, right = len(getattr(tensor.contents, field.name)), int(field.name == "bytes_contents")
+        if count != right:
+            shown = f"{count} elements"
+            raise _wrong(f"inputs[0].contents.{field.name}", shown, f"{right}: contents of BYTES, as of the shape")
+    element: bytes = tensor.contents.bytes_contents[0]
+    return element
+
+
+def _raw_element(tensor: oip.ModelInferRequest.InferInputTensor, raw: list[bytes]) -> bytes:
+    if tensor.HasField("contents"):
+        raise _wrong("inputs[0].contents", "set beside raw_input_contents", "unset there")
+    if len(raw) != 1:
+        raise _wrong("raw_input_contents", f"{len(raw)} entries", "one for each tensor, which is one")
+    if len(raw[0]) < SIZE.size or len(raw[0]) != SIZE.size + SIZE.unpack_from(raw[0])[0]:
+        shown = f"{len(raw[0])} bytes"
+        raise _wrong(
+            "raw_input_contents", shown, "one text with its number of bytes before it, in 4 bytes, lowest first"
+        )
+    return raw[0][SIZE.size :]
+
+
+def _outputs(message: oip.ModelInferRequest) -> tuple[str, ...]:
+    """Returns the names of the tensors that the answer shall have; all if the caller names none."""
+    names: list[str] = []
+    for number, output in enumerate(message.outputs):
+        if output.name not in OUTPUTS or output.name in names:
+            raise _wrong(
+                f"outputs[{number}].name", repr(output.name[:60]), f"{' or '.join(OUTPUTS)}, each once", output.name
+            )
+        for name in output.parameters:
+            raise unknown_parameter(f"outputs[{number}].parameters.{name}")
+        names.append(output.name)
+    return tuple(names) or OUTPUTS
+
+
+def _wrong(field: str, shown: str, right: str, given: object = None) -> InvalidRequest:
+    return InvalidRequest(f"{field} is {shown}; it must be {right}.", field=field, given=given)

@@ -1,0 +1,158 @@
+"""The service inference.GRPCInferenceService: requests come as tensors, and take the same way as those of tk.v1."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+
+from .... import __version__
+from ....core.errors import TkError
+from ....proto.open_inference import open_inference_pb2 as oip
+from ...engine.request.completion import CompletionBuilder
+from ...engine.request.streams import EventStream
+from ..call.deadline import deadline_of, ended_by
+from ..call.request_log import RequestLog
+from ..call.requests import check_model
+from ..call.runner import RequestRunner
+from ..grpc.calls import GrpcCall
+from ..messages import INLINE_BYTES
+from ..operations.lifecycle import ServerState
+from ..status import text_for_client
+from .answers import StreamedAnswer, metadata_of, whole_answer
+from .inference import Inference, check_version, named_as_given, read_inference
+
+OPEN_INFERENCE: Final = oip.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+OnAdmitted = Callable[[str], Awaitable[None]]
+# The requests of one stream that run at a time; the next one is read when one of them has ended.
+MAX_AT_ONCE: Final = 16
+
+
+@dataclass(frozen=True)
+class _RunningInference:
+    """A request that runs: what was asked, and its events."""
+
+    inference: Inference
+    events: EventStream
+
+
+class OpenInferenceService:
+    """The calls of inference.GRPCInferenceService; its .proto documents them.
+
+    Args:
+        runner: runs the requests of the server.
+        log: the log of requests.
+    """
+
+    def __init__(self, runner: RequestRunner, log: RequestLog) -> None:
+        self._runner, self._log = runner, log
+
+    @property
+    def _is_ready(self) -> bool:
+        return self._runner.lifecycle.state is ServerState.SERVING
+
+    async def ServerLive(self, request: oip.ServerLiveRequest, call: GrpcCall) -> oip.ServerLiveResponse:
+        return oip.ServerLiveResponse(live=self._runner.lifecycle.state is not ServerState.FAILED)
+
+    async def ServerReady(self, request: oip.ServerReadyRequest, call: GrpcCall) -> oip.ServerReadyResponse:
+        return oip.ServerReadyResponse(ready=self._is_ready)
+
+    async def ModelReady(self, request: oip.ModelReadyRequest, call: GrpcCall) -> oip.ModelReadyResponse:
+        if self._is_ready:
+            self._check_model(request)
+        return oip.ModelReadyResponse(ready=self._is_ready)
+
+    async def ServerMetadata(self, request: oip.ServerMetadataRequest, call: GrpcCall) -> oip.ServerMetadataResponse:
+        return oip.ServerMetadataResponse(name="tk", version=__version__)
+
+    async def ModelMetadata(self, request: oip.ModelMetadataRequest, call: GrpcCall) -> oip.ModelMetadataResponse:
+        self._runner.lifecycle.check_loaded()
+        self._check_model(request)
+        return metadata_of(self._runner.engine.info)
+
+    async def ModelInfer(self, request: oip.ModelInferRequest, call: GrpcCall) -> oip.ModelInferResponse:
+        async with self._running(request, call, call.admit, at_once=True) as run:
+            builder = CompletionBuilder()
+            async for event in run.events:
+                call.record.see(event)
+                builder.add(event)
+            return whole_answer(run.inference, builder.completion(), self._runner.engine.info.name)
+
+    async def ModelStreamInfer(self, requests: AsyncIterator[oip.ModelInferRequest], call: GrpcCall) -> None:
+        writing, live = asyncio.Lock(), set[asyncio.Task[None]]()
+
+        async def send(message: oip.ModelStreamInferResponse) -> None:
+            async with writing:
+                await call.context.write(message)
+
+        try:
+            async for request in requests:
+                if len(live) == MAX_AT_ONCE:
+                    ended, live = await asyncio.wait(live, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.gather(*ended)
+                live.add(asyncio.create_task(self._answer_one(request, call, send)))
+            await asyncio.gather(*live)
+        finally:
+            for task in live:
+                task.cancel()
+            await asyncio.gather(*live, return_exceptions=True)
+
+    async def _answer_one(
+        self,
+        request: oip.ModelInferRequest,
+        call: GrpcCall,
+        send: Callable[[oip.ModelStreamInferResponse], Awaitable[None]],
+    ) -> None:
+        """Sends the answer to one request of a stream, or its error: the others go on. The log has a line for each."""
+        try:
+            with self._log.call(call.record.method, call.record.client) as record:
+                record.principal = call.caller.principal
+                one = replace(call, record=record)
+                async with self._running(request, one, one.note) as run:
+                    answer = StreamedAnswer(run.inference, self._runner.engine.info.name)
+                    async for event in run.events:
+                        record.see(event)
+                        if (piece := answer.piece(event)) is not None:
+                            await send(oip.ModelStreamInferResponse(infer_response=piece))
+        except TkError as error:
+            text = f"{error.grpc_status}: {text_for_client(error)}"
+            of = oip.ModelInferResponse(id=request.id)
+            await send(oip.ModelStreamInferResponse(error_message=text, infer_response=of))
+
+    @asynccontextmanager
+    async def _running(
+        self, message: oip.ModelInferRequest, call: GrpcCall, on_admitted: OnAdmitted, at_once: bool = False
+    ) -> AsyncIterator[_RunningInference]:
+        """Runs a request while the body runs.
+
+        Args:
+            message: the request.
+            call: the call, or the part of a stream's call that is for this request.
+            on_admitted: is called with the request's id when the engine has accepted it.
+            at_once: whether the whole answer is one message.
+
+        Raises:
+            TkError: the request is refused, or ended by an error.
+        """
+        call.run(message.id)
+        self._runner.lifecycle.check_loaded()
+        inference, info = await _read(message), self._runner.engine.info
+        self._log.describe(call.record, inference.request.prompt)
+        check_version(inference.version, info.step)
+        deadline = call.record.deadline = deadline_of(call.context.time_remaining(), inference.timeout)
+        with named_as_given(inference.names):
+            asked = replace(inference.request, deadline=deadline, at_once=at_once)
+            call.record.params = asked.params
+            async with ended_by(deadline), self._runner.run(asked, call.caller, on_admitted) as stream:
+                yield _RunningInference(inference, stream)
+
+    def _check_model(self, request: oip.ModelReadyRequest | oip.ModelMetadataRequest) -> None:
+        info = self._runner.engine.info
+        check_model(request.name, info)
+        check_version(request.version, info.step)
+
+
+async def _read(message: oip.ModelInferRequest) -> Inference:
+    """Reads a request, beside the event loop if it is long: its text is converted more than once."""
+    inline = message.ByteSize() <= INLINE_BYTES
+    return read_inference(message) if inline else await asyncio.to_thread(read_inference, message)

@@ -1,0 +1,40 @@
+"""The HTTP port of a server, for OpenAI's dialect."""
+
+from ..access.callers import Callers
+from ..call.request_log import RequestLog
+from ..call.runner import RequestRunner
+from ..http.listener import Listener
+from ..http.origins import rules_of
+from ..http.router import HttpRouter
+from ..metrics.exposition import MetricsCollector
+from ..metrics.tally import RequestTally
+from ..options import ServerOptions
+from .routes import routes_of
+from .served import ServedModel
+
+
+class HttpPort(Listener):
+    """The HTTP port of a server.
+
+    Args:
+        options: the options of the server.
+    """
+
+    def __init__(self, options: ServerOptions) -> None:
+        super().__init__("HTTP", options.host, options.http_port or 0, options.max_connections, options.certificates)
+        self._origins = rules_of(options)
+
+    async def open(self, runner: RequestRunner, callers: Callers, log: RequestLog, tally: RequestTally) -> None:
+        """Starts to listen.
+
+        Args:
+            runner: runs the requests.
+            callers: identifies the callers by their tokens.
+            log: the log of calls.
+            tally: counts the requests of all protocols, for the metrics.
+
+        Raises:
+            ConfigError: the address is in use or not available.
+        """
+        routes = routes_of(ServedModel(runner, log), MetricsCollector(runner.engine, tally))
+        await self.listen(HttpRouter(routes, callers, self._origins, log), log)

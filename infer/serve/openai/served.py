@@ -1,0 +1,136 @@
+"""The model behind the HTTP port, and a call's requests to it: one for each prompt, all in the engine together."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+
+from ...engine.request.asked_request import AskedRequest
+from ...engine.request.events import ModelInfo, SentEvent
+from ...engine.request.streams import EventStream
+from ...engine.schedule.books import EngineLoad
+from ..call.request_log import RequestLog
+from ..call.runner import RequestRunner
+from ..http.router import HttpCall
+from ..metrics.request_record import RequestRecord
+from ..operations.lifecycle import ServerState
+
+Numbered = tuple[int, SentEvent]
+
+
+class ServedModel:
+    """The model and the way to it, which all protocols share.
+
+    Args:
+        runner: runs the requests of the server.
+        log: the log of calls.
+
+    Attributes:
+        log: the log of calls.
+    """
+
+    def __init__(self, runner: RequestRunner, log: RequestLog) -> None:
+        self._runner, self.log = runner, log
+
+    @property
+    def info(self) -> ModelInfo:
+        """The description of the model; raises Loading before it is loaded."""
+        self._runner.lifecycle.check_loaded()
+        return self._runner.engine.info
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be asked for; raises Loading before the model is loaded."""
+        self._runner.lifecycle.check_loaded()
+        return self._runner.prompts.has_chat_template
+
+    @property
+    def load(self) -> EngineLoad:
+        """The load of the engine; raises Loading before it is loaded."""
+        self._runner.lifecycle.check_loaded()
+        return self._runner.engine.books.load()
+
+    @property
+    def state(self) -> ServerState:
+        """The state of the server."""
+        return self._runner.lifecycle.state
+
+    @property
+    def retry_after(self) -> float | None:
+        """The seconds until a server that takes no requests may take some again, if it knows."""
+        return self._runner.lifecycle.retry_after
+
+    def running(self, asked: AskedRequest, call: HttpCall) -> AbstractAsyncContextManager[EventStream]:
+        """Returns the context in which a request runs in the engine; its value has the request's events.
+
+        Raises:
+            TkError: here, or when the context is entered: the request is refused.
+        """
+        record = call.record
+        record.params = asked.params
+
+        async def admit(request_id: str) -> None:
+            """Sends nothing: the head of an answer is sent with its first event, which has the id."""
+            record.request_id = record.request_id or request_id
+
+        return self._runner.run(asked, call.caller, admit)
+
+
+@asynccontextmanager
+async def running_all(
+    model: ServedModel,
+    requests: Sequence[AskedRequest],
+    call: HttpCall,
+) -> AsyncIterator[AsyncIterator[Numbered]]:
+    """Runs requests while the body runs, and yields their events with the number of each event's request.
+
+    The record of the call is of all its requests: none has been admitted until all have.
+
+    Raises:
+        TkError: a request is refused; those before it end.
+    """
+    async with AsyncExitStack() as stack:
+        streams = [await stack.enter_async_context(model.running(request, call)) for request in requests]
+        call.record.admit(call.record.request_id)
+        if len(streams) == 1:
+            yield _seen(_numbered(streams[0]), call.record)
+            return
+        queue: asyncio.Queue[Numbered | Exception | None] = asyncio.Queue(maxsize=1)
+        pumps = [asyncio.create_task(_pump(number, stream, queue)) for number, stream in enumerate(streams)]
+        try:
+            yield _seen(_merged(queue, len(pumps)), call.record)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _seen(events: AsyncIterator[Numbered], record: RequestRecord) -> AsyncIterator[Numbered]:
+    async for number, event in events:
+        record.see(event)
+        yield number, event
+
+
+async def _numbered(stream: EventStream) -> AsyncIterator[Numbered]:
+    async for event in stream:
+        yield 0, event
+
+
+async def _pump(number: int, stream: EventStream, queue: asyncio.Queue[Numbered | Exception | None]) -> None:
+    """Moves the events of a stream into the queue of all; one that waits there lets the stream join its deltas."""
+    try:
+        async for event in stream:
+            await queue.put((number, event))
+        await queue.put(None)
+    except Exception as error:
+        await queue.put(error)
+
+
+async def _merged(queue: asyncio.Queue[Numbered | Exception | None], num_streams: int) -> AsyncIterator[Numbered]:
+    while num_streams:
+        taken = await queue.get()
+        if isinstance(taken, Exception):
+            raise taken
+        if taken is None:
+            num_streams -= 1
+        else:
+            yield taken

@@ -1,0 +1,60 @@
+"""The books of a current engine and of an old one that finishes its requests."""
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import fields, replace
+
+from ...engine.schedule.books import CacheBooks, EngineLoad, EngineTotals
+from ..engine_protocol import ServedEngine
+
+
+class SwitchedBooks:
+    """The books of several engines as those of one.
+
+    Args:
+        engines: returns the engines now, the current one first.
+        lock: guards them; `add_ended` is called under it, when an engine leaves them.
+    """
+
+    def __init__(self, engines: Callable[[], Sequence[ServedEngine]], lock: AbstractContextManager[object]) -> None:
+        self._engines, self._lock = engines, lock
+        self._ended = EngineTotals()
+
+    def load(self) -> EngineLoad:
+        """Returns the load of the current engine, with the requests of all."""
+        current, *old = (engine.books.load() for engine in self._engines())
+        return replace(
+            current,
+            running=current.running + sum(load.running for load in old),
+            waiting=current.waiting + sum(load.waiting for load in old),
+            queued_tokens=current.queued_tokens + sum(load.queued_tokens for load in old),
+        )
+
+    def totals(self) -> EngineTotals:
+        """Returns the totals of all engines, ended ones included: they only grow."""
+        with self._lock:
+            return functools.reduce(_sum, (engine.books.totals() for engine in self._engines()), self._ended)
+
+    def add_ended(self, totals: EngineTotals) -> None:
+        """Adds the totals of an engine that has ended, whose blocks exist no more."""
+        self._ended = _sum(self._ended, replace(totals, leaked_blocks=0))
+
+    def flush_prefix_cache(self) -> int:
+        """Forgets the prefix caches; returns how many of their blocks no request used."""
+        return sum(engine.books.flush_prefix_cache() for engine in self._engines())
+
+    def check_cache(self) -> CacheBooks:
+        """Returns the blocks of the current engine, with the leaked blocks and problems of all."""
+        current, *old = (engine.books.check_cache() for engine in self._engines())
+        leaked = sum(books.leaked for books in old)
+        return replace(
+            current,
+            total=current.total + leaked,
+            leaked=current.leaked + leaked,
+            problems=(*current.problems, *(problem for books in old for problem in books.problems)),
+        )
+
+
+def _sum(one: EngineTotals, other: EngineTotals) -> EngineTotals:
+    return EngineTotals(*(getattr(one, each.name) + getattr(other, each.name) for each in fields(EngineTotals)))

@@ -1,0 +1,158 @@
+"""The options of a server, and the check of its address; without gRPC, so that errors in them come first."""
+
+import ipaddress
+import socket
+from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
+
+from ...core.errors import ConfigError
+from .access.descriptors import MAX_CONNECTIONS, Descriptors, raised_limit
+from .access.tls import Certificates
+from .access.tokens import parse_tokens, read_text
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """The options of a server.
+
+    Attributes:
+        host: the address or name to listen on; without `insecure`, one that only this machine reaches.
+        port: the port to listen on; 0 = any free port.
+        admin_port: the port of the service Admin, 0 = any free port; None = that of Generation.
+        health_port: the port on which health answers without encryption, 0 = any free port; None = none.
+        metrics_port: the port on which Prometheus reads metrics over HTTP, 0 = any free port; None = no metrics.
+        metrics_host: its address; without `insecure`, one that only this machine reaches: it asks for no token.
+        http_port: the port of HTTP (see infer/serve/openai/), 0 = any free port; None = there is none.
+        drain_timeout: the time, in seconds, for live requests to end after the server receives a signal.
+        default_max_new_tokens: the limit for requests that set none; None = up to the model's length.
+        insecure: whether to listen on an address that other machines reach, without encryption or authentication.
+        certificates: the certificates of TLS; None = connections are not encrypted.
+        tokens: the file of the callers' tokens (see callers.py); None = every caller may make every call.
+        log_prompts: whether the log, and spans, have the prompts of requests.
+        max_connections: the largest number of connections of a port at a time.
+        otlp_endpoint: the address of an OpenTelemetry collector, to which spans go by OTLP; None = there are none.
+    """
+
+    _: KW_ONLY
+    host: str = "127.0.0.1"
+    port: int = 50051
+    admin_port: int | None = None
+    health_port: int | None = None
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
+    http_port: int | None = None
+    drain_timeout: float = 30.0
+    default_max_new_tokens: int | None = None
+    insecure: bool = False
+    certificates: Certificates | None = None
+    tokens: Path | None = None
+    log_prompts: bool = False
+    max_connections: int = MAX_CONNECTIONS
+    otlp_endpoint: str | None = None
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT, with brackets around an IPv6 host."""
+        return self.address_of(self.port)
+
+    def address_of(self, port: int) -> str:
+        """Returns HOST:PORT for another port of the same host."""
+        return address_of(self.host, port)
+
+    def validate(self) -> None:
+        """Checks all options.
+
+        Raises:
+            ConfigError: a value is wrong; the message names the first one.
+        """
+        for name in ("port", "admin_port", "health_port", "http_port", "metrics_port"):
+            port = getattr(self, name) or 0
+            if not 0 <= port < 1 << 16:
+                raise ConfigError(f"{name} = {port}; it must be 0 (any free port) to 65535.")
+        if self.admin_port and self.admin_port == self.port:
+            raise ConfigError(f"admin_port and port are both {self.port}; leave admin_port out to have one port.")
+        if self.http_port and self.http_port in (self.port, self.admin_port):
+            raise ConfigError(f"http_port = {self.http_port} is the port of gRPC; HTTP needs its own.")
+        if self.health_port and self.health_port in (self.port, self.admin_port, self.http_port):
+            raise ConfigError(
+                f"health_port = {self.health_port} is another port of this server too; the one for probes, without "
+                "encryption, needs a number of its own."
+            )
+        if self.drain_timeout < 0:
+            raise ConfigError(f"drain_timeout = {self.drain_timeout:g}; it must be 0 seconds or more.")
+        if self.default_max_new_tokens is not None and self.default_max_new_tokens < 1:
+            raise ConfigError(f"default_max_new_tokens = {self.default_max_new_tokens}; it must be 1 or more.")
+        if self.certificates is not None:
+            self.certificates.check()
+        if self.tokens is not None:
+            parse_tokens(read_text(self.tokens), self.tokens)
+        if self.metrics_port is not None and not self.insecure and not is_loopback(self.metrics_host):
+            raise ConfigError(
+                f"metrics_host = {self.metrics_host!r} can be reached from other machines, and metrics are not "
+                "encrypted and need no token. Use 127.0.0.1, or accept the risk with --insecure."
+            )
+        missing = [
+            name
+            for name, value in (("--tls-cert and --tls-key", self.certificates), ("--tokens", self.tokens))
+            if value is None
+        ]
+        if missing and not self.insecure and not is_loopback(self.host):
+            raise ConfigError(
+                f"host = {self.host!r} can be reached from other machines, and {' and '.join(missing)} "
+                f"{'is' if missing == ['--tokens'] else 'are'} missing. Give both, listen on 127.0.0.1 behind a proxy, "
+                "or accept the risk with --insecure."
+            )
+
+
+def within_open_files(options: ServerOptions, callers: int, tp: int) -> ServerOptions:
+    """Returns the options with as many connections as this process may have open files, whose limit it raises.
+
+    Args:
+        options: the options.
+        callers: the number of requests that the engine takes at a time.
+        tp: the number of workers.
+
+    Raises:
+        ConfigError: there is no room for a connection to each port.
+    """
+    others = options.admin_port, options.health_port, options.http_port, options.metrics_port
+    descriptors = Descriptors(1 + sum(port is not None for port in others), callers, tp)
+    return replace(options, max_connections=descriptors.connections(raised_limit(descriptors.wanted)))
+
+
+def check_address(options: ServerOptions) -> None:
+    """Checks that the server can listen on its ports, so that an error comes before the model is loaded.
+
+    Raises:
+        ConfigError: an address is in use or not available.
+    """
+    ports = options.port, options.admin_port, options.health_port, options.http_port
+    places = [(options.host, port or 0) for port in ports]
+    if options.metrics_port is not None:
+        places.append((options.metrics_host, options.metrics_port))
+    for host, port in places:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            socket.create_server((host, port), family=family).close()
+        except OSError as error:
+            raise not_ours(address_of(host, port), error) from error
+
+
+def address_of(host: str, port: int) -> str:
+    """Returns HOST:PORT, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def not_ours(address: str, error: Exception) -> ConfigError:
+    """Returns the error for an address, HOST:PORT, on which the server cannot listen."""
+    return ConfigError(f"Cannot listen on {address}: {error}. Is it in use? --port 0 takes a free port.")
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether only this machine reaches an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,1 +1,0 @@
-"""The access to a server: certificates, tokens, and the guard before all calls."""

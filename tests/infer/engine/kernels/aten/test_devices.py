@@ -1,0 +1,168 @@
+"""The backend on a GPU, as far as a machine without one can tell.
+
+No operation has tensors of two devices, and the steps give the bits of the CPU where both compute alike: a CPU without
+kernels for 16 bits rounds products that it computed in fp32 (see parallel/products.py), so the tests tell it to have
+them.
+"""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from tk.checkpoint import Checkpoint
+from tk.checkpoint.read.shared_read import ALONE as NO_PEERS
+from tk.core.dtypes import by_name
+from tk.infer.engine.kernels.aten.kv_cache import KVCache
+from tk.infer.engine.kernels.aten.model_runner import ModelRunner
+from tk.infer.engine.kernels.aten.prepared_weights import PreparedWeights
+from tk.infer.engine.kernels.loading import load_weights
+from tk.infer.engine.kv_formats import KV_DTYPES
+from tk.infer.engine.planning.job import Job
+from tk.infer.engine.program.lower import lower, serving_slices
+from tk.infer.engine.program.quantization import groupings
+from tk.infer.engine.program.weights import load_params
+from tk.infer.engine.step.step_plan import Array, SamplingRow, SamplingRows, StepPlan
+from tk.model.registry import decoder_spec
+from tk.model.stored_config import stored_config
+from tk.parallel import products
+from tk.parallel.mesh import ALONE, Group
+from tk.tests.model.architectures import ENTRIES, VOCAB
+from tk.tests.pretend_gpu import GPU, pretend_gpu
+
+BLOCK, NUM_BLOCKS = 16, 8
+WEIGHTS = ("auto", "int8", "int4")
+DTYPES = ("fp32", "bf16", "fp16")
+# For `make test`: positions, LayerNorm and biases; rotation, norms of heads, experts, codes of weights, copies in int8.
+CHOICE = {("gpt2", "bf16", "int8", "auto"), ("qwen3_moe", "fp32", "k8v4", "int4")}
+
+
+def steps() -> list[StepPlan]:
+    """Returns three steps: two prompts; one token after each, with two proposals behind one of them, and a copy of a
+    block; and the end of a long prompt that was cut, beside one more token."""
+    tokens = np.random.default_rng(0).integers(0, VOCAB, 64, dtype=np.int32)
+
+    def plan(
+        spans: list[tuple[int, int, list[int]]],
+        rows: list[SamplingRow],
+        copies: list[tuple[int, int]],
+        forks: list[tuple[int, int]],
+    ) -> StepPlan:
+        positions = [np.arange(first, first + count, dtype=np.int32) for first, count, _ in spans]
+        blocks = [np.array(table, np.int32) for *_, table in spans]
+        slots = [table[at // BLOCK] * BLOCK + at % BLOCK for at, table in zip(positions, blocks, strict=True)]
+        widest = max(map(len, blocks))
+        return StepPlan(
+            tokens=tokens[: sum(count for _, count, _ in spans)],
+            positions=np.concatenate(positions),
+            slots=np.concatenate(slots).astype(np.int32),
+            span_length=np.array([count for _, count, _ in spans], np.int32),
+            span_context=np.array([first + count for first, count, _ in spans], np.int32),
+            block_tables=np.stack([np.pad(table, (0, widest - len(table))) for table in blocks]),
+            rows=SamplingRows.pack(rows),
+            copies=np.array(copies, np.int32).reshape(-1, 2),
+            forks=np.array(forks, np.int32).reshape(-1, 2),
+        )
+
+    return [
+        plan(
+            [(0, 20, [1, 2]), (0, 5, [3])],
+            [SamplingRow(19, num_top=5), SamplingRow(24, num_top=5, temperature=0.7)],
+            COPIES[:3],
+            [],
+        ),
+        plan([(20, 3, [1, 2]), (5, 1, [4])], [SamplingRow(row, num_top=5) for row in range(4)], COPIES[3:], [(3, 4)]),
+        plan([(23, 1, [1, 2]), (6, 30, [4, 5, 6])], [SamplingRow(0, num_top=5), SamplingRow(30, num_top=5)], [], []),
+    ]
+
+
+COPIES = [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6)]  # of blocks whose values have 4 bits
+
+
+@pytest.fixture(autouse=True)
+def _with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_WITHOUT_KERNELS", frozenset())
+
+
+def computed(
+    folder: Path, dtype: str, kv_dtype: str, weight_dtype: str, device: torch.device, tp: Group = ALONE
+) -> list[Array]:
+    """Returns the tokens of all steps, and the best ones of each row with their log-probabilities; [] if not rank 0."""
+    checkpoint = Checkpoint.open(folder)
+    spec = decoder_spec(stored_config(checkpoint))
+    program = lower(spec, tp.size, tp.rank, serving_slices(spec, tp.size, dtype))
+    weights = PreparedWeights(program, by_name(dtype), weight_dtype, device)
+    job = Job(str(folder), "aten", dtype, kv_dtype, NUM_BLOCKS, 0, BLOCK, 64, weight_dtype=weight_dtype)
+
+    load = partial(load_params, program, spec.table, checkpoint, by_name(dtype), wide=groupings(program, weight_dtype))
+    weights.keep_key_factors(load_weights(job, program, load, weights.take, NO_PEERS, 1))
+    cache = KVCache(program.num_layers, NUM_BLOCKS, program.num_kv_heads, BLOCK, program.head_dim, kv_dtype, 7, device)
+    runner = ModelRunner(program, weights, cache, tp, 32)
+    found: list[Array] = []
+    for plan in steps():
+        output = runner.step(plan)
+        assert (output is not None) == (tp.rank == 0)
+        found += [] if output is None else [output.token_ids, output.top_ids, output.top_logprobs]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "kv_dtype", "weight_dtype"),
+    [
+        pytest.param(*each, marks=() if each in CHOICE else pytest.mark.matrix)
+        for each in (
+            (name, dtype, kv_dtype, weight_dtype)
+            for name in ENTRIES
+            for dtype in DTYPES
+            for kv_dtype in KV_DTYPES
+            for weight_dtype in WEIGHTS
+            if sum((dtype != "fp32", kv_dtype != "int4", weight_dtype != "auto")) <= 1
+            or (name, dtype, kv_dtype, weight_dtype) in CHOICE
+        )
+    ],
+)
+def test_every_operation_of_a_step_has_tensors_of_one_device(
+    name: str, dtype: str, kv_dtype: str, weight_dtype: str, tmp_path: Path
+) -> None:
+    ENTRIES[name].make(tmp_path)
+    expected = computed(tmp_path, dtype, kv_dtype, weight_dtype, torch.device("cpu"))
+    with torch.inference_mode(), pretend_gpu() as gpu:
+        found = computed(tmp_path, dtype, kv_dtype, weight_dtype, GPU)
+    assert gpu.num_operations > 1000
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        pytest.param(name, rank, marks=() if (name, rank) == ("qwen3_moe", 0) else pytest.mark.matrix)
+        for name in ENTRIES
+        for rank in (0, 1)
+    ],
+)
+def test_every_operation_of_a_tensor_parallel_rank_has_tensors_of_one_device(
+    name: str, rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other rank is not there: each exchange gives what it would if that one had the same values."""
+
+    def all_gather(parts: list[torch.Tensor], tensor: torch.Tensor, group: object) -> None:
+        for part in parts:
+            part.copy_(tensor)
+
+    def all_reduce(tensor: torch.Tensor, group: object, async_op: bool) -> None:
+        tensor.mul_(2)
+
+    monkeypatch.setattr(dist, "all_gather", all_gather)
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    ENTRIES[name].make(tmp_path)
+    tp = Group(None, rank, 2)
+    expected = computed(tmp_path, "bf16", "int8", "auto", torch.device("cpu"), tp)
+    with torch.inference_mode(), pretend_gpu() as gpu:
+        found = computed(tmp_path, "bf16", "int8", "auto", GPU, tp)
+    assert gpu.num_operations > 1000
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)

@@ -1,0 +1,22 @@
+"""The threads of a rank: as the environment says, else its share of the cores."""
+
+import os
+
+import pytest
+
+from tk.infer.engine.planning.job import threads_per_rank
+
+
+@pytest.mark.parametrize(("given", "threads"), [("3", 3), ("4,2", 4), ("", 2), ("0", 2), ("many", 2)])
+def test_the_environment_wins_over_the_share_of_the_cores(
+    monkeypatch: pytest.MonkeyPatch, given: str, threads: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(5)))
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert threads_per_rank(2) == threads
+    assert threads_per_rank(2, 7) == 7
+
+
+def test_every_rank_has_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert threads_per_rank(10**6) == 1

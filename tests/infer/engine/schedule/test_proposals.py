@@ -1,0 +1,162 @@
+"""Proposals are made where they pay: by the width of the batch, the cost of its rows and what came true before."""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from tk.infer.engine.request.sampling_params import SamplingParams
+from tk.infer.engine.schedule.batch_writer import BatchWriter
+from tk.infer.engine.schedule.costs.row_cost import RowCost
+from tk.infer.engine.schedule.proposals import choose_proposals, least_chance, worthwhile
+from tk.infer.engine.schedule.samples.scheduled_chunk import ScheduledChunk
+from tk.infer.engine.schedule.samples.sequence import UNKNOWN, Sequence
+from tk.infer.engine.schedule.samples.speculation import Speculation
+from tk.infer.engine.schedule.scheduler import Scheduler
+from tk.infer.engine.schedule.waiting.limits import Limits
+from tk.infer.engine.step.step_message import NextTokens
+
+# Milliseconds of SmolLM2-135M on two cores with AVX2: groups of 6 rows, then products take the time.
+MEASURED = RowCost(
+    {1: 8.8, 2: 11.1, 4: 13.0, 6: 13.6, 7: 19.6, 9: 20.2, 12: 28.0, 16: 35.6, 24: 52.0, 32: 67.0, 48: 105.0}
+)
+FLAT = RowCost({1: 1.0})
+
+
+def test_one_sequence_has_room_for_unlikely_proposals_and_a_wide_batch_for_none() -> None:
+    assert least_chance(1, MEASURED) < 0.15
+    assert 0.7 < least_chance(12, MEASURED) < 0.9
+    assert least_chance(32, MEASURED) > 0.98
+
+
+@pytest.mark.parametrize(
+    ("chances", "num_sequences", "expected"),
+    [
+        ([[0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]], 1, [5]),  # up to the 6 rows of a group
+        ([[0.1, 0.01]], 1, [0]),
+        ([[0.5, 0.25], [0.3, 0.1]], 8, [0, 0]),
+        ([[0.99] * 4], 8, [1]),  # the ninth row is almost free, the tenth is not
+        ([[0.99] * 8] * 32, 32, [0] * 32),
+        ([], 3, []),
+    ],
+)
+def test_as_many_as_pay(chances: list[list[float]], num_sequences: int, expected: list[int]) -> None:
+    assert worthwhile(chances, num_sequences, MEASURED, num_sequences, 0.05) == expected
+
+
+def test_the_likely_ones_come_first() -> None:
+    counts = worthwhile([[0.5, 0.2], [0.95, 0.9, 0.85, 0.1], [0.01]], 3, RowCost(), 3, 0.05)
+    assert counts == [2, 3, 0], "no more than the 8 rows that take as long as one, and none that is not worth planning"
+    assert worthwhile([[0.9] * 8] * 3, 3, FLAT, 3, 0.05) == [8] * 3
+
+
+def test_proposals_pay_for_the_step_that_waits_for_them() -> None:
+    chances = [[0.3, 0.1]]
+    assert worthwhile(chances, 1, FLAT, 1, 0.05) == [2]
+    assert worthwhile(chances, 1, FLAT, 1, 0.35) == [2]
+    assert worthwhile(chances, 1, FLAT, 1, 0.45) == [0]
+
+
+def test_rows_of_prompts_are_not_paid_by_proposals() -> None:
+    chances = [[0.9, 0.8, 0.7]]
+    assert worthwhile(chances, 1, MEASURED, 1, 0.05) == [3]
+    assert worthwhile(chances, 501, MEASURED, 1, 0.05) == [3]
+    assert worthwhile(chances, 501, RowCost({1: 1.0, 500: 1.0, 600: 200.0}), 1, 0.05) == [0]
+
+
+@dataclass
+class Decoding:
+    """A scheduler whose sequences decode given texts."""
+
+    texts: list[list[int]]
+    cost: RowCost
+    num_prompt: int = 1
+    widths: list[int] = field(default_factory=list)  # of the steps, in tokens
+
+    def run(self) -> list[Sequence]:
+        policy = Scheduler(Limits(len(self.texts), 0, 2000, 2000), 2000, 16)
+        policy.row_cost = self.cost
+        sequences = [
+            Sequence(str(i), 0, i, SamplingParams(), 0, text[: self.num_prompt], len(text), speculation=Speculation(8))
+            for i, text in enumerate(self.texts)
+        ]
+        policy.add(sequences)
+        while policy.num_live:
+            chunks = policy.schedule()
+            self.widths.append(sum(chunk.length for chunk in chunks))
+            for chunk in chunks:
+                is_last = chunk.is_last
+                policy.advance(chunk)
+                if is_last:
+                    self._take(policy, chunk)
+        return sequences
+
+    def _take(self, policy: Scheduler, chunk: ScheduledChunk) -> None:
+        sequence = chunk.sequence
+        text = self.texts[sequence.arrival]
+        sequence.append(text[sequence.num_tokens])
+        for proposal in chunk.proposals:
+            if sequence.output[-1] != proposal or sequence.num_tokens == len(text):
+                break
+            policy.accept(sequence)
+            sequence.output[-1] = text[sequence.num_tokens - 1]
+        if sequence.num_tokens == len(text):
+            policy.finish(sequence)
+
+
+LOOP = list(range(10, 30)) * 8
+NOISE = random.Random(1).choices(
+    range(20), k=160
+)  # two tokens often stand together again, and are followed by anything
+
+
+@pytest.mark.parametrize(
+    ("width", "text", "most", "least"), [(1, NOISE, 32, 1), (8, NOISE, 3, 0), (1, LOOP, 160, 100), (32, LOOP, 0, 0)]
+)
+def test_a_batch_that_is_wide_or_does_not_repeat_stops_proposing(
+    width: int, text: list[int], most: int, least: int
+) -> None:
+    for sequence in Decoding([text] * width, MEASURED).run():
+        assert least <= sequence.num_proposed <= most
+        assert sequence.output == text[1:]
+
+
+def test_those_that_repeat_are_proposed_beside_those_that_do_not() -> None:
+    *noise, loop = Decoding([NOISE, NOISE, NOISE, LOOP], MEASURED).run()
+    assert loop.num_accepted > 60
+    assert sum(sequence.num_proposed for sequence in noise) < 40
+
+
+def test_a_batch_that_becomes_narrow_proposes_again() -> None:
+    short, *_, loop = Decoding([NOISE[:50]] * 31 + [LOOP], MEASURED).run()
+    assert short.num_proposed == 0
+    assert loop.num_accepted > 60
+
+
+def test_sequences_in_a_wide_batch_need_not_read_their_tokens() -> None:
+    sequence = Sequence("", 0, 0, SamplingParams(), 0, [1, 2, 3] * 20, 100, speculation=Speculation(8))
+    assert choose_proposals([sequence] * 32, 32, MEASURED, 0.05) == {}
+    assert sequence.speculation is not None
+    assert len(sequence.speculation) == 0
+    assert choose_proposals([sequence], 1, MEASURED, 0.05)[sequence] == [1, 2, 3, 1, 2]
+    sequence.speculation = None
+    assert choose_proposals([sequence], 1, MEASURED, 0.05) == {}
+
+
+@pytest.mark.parametrize("cost", [MEASURED, FLAT])
+def test_steps_without_proposals_just_go_on(cost: RowCost) -> None:
+    policy, writer = Scheduler(Limits(4, 0, 64, 64), 16, 16), BatchWriter(4, lambda sequence: ())
+    policy.row_cost = cost
+    sequences = [Sequence(str(i), 0, i, SamplingParams(), 0, [i], 20, speculation=Speculation(8)) for i in range(4)]
+    policy.add(sequences)
+    messages = []
+    for step in range(12):
+        chunks = policy.schedule()
+        messages.append(writer.write(chunks))
+        for chunk in chunks:
+            policy.advance(chunk)
+            if chunk.sequence.output:
+                chunk.sequence.output[-1] = 100 * chunk.sequence.arrival + step
+            chunk.sequence.append(UNKNOWN)
+    assert [isinstance(message, NextTokens) for message in messages[-6:]] == [True] * 6
+    assert all(sequence.num_proposed == 0 and sequence.num_new > 6 for sequence in sequences)

@@ -1,0 +1,347 @@
+"""Shared blocks under long random histories over a simulated cache: all that a step reads is what its sequence wrote.
+
+A cell of the cache holds a hash of the root, and of all tokens up to its own, that a step made from the cell before. A
+block that is stale, overwritten, of another root or shared too early gives another hash.
+"""
+
+import random
+import zlib
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from tk.core.errors import Overloaded
+from tk.core.integers import ceil_div
+from tk.infer.engine.request.sampling_params import SamplingParams
+from tk.infer.engine.schedule.batch_writer import BatchWriter
+from tk.infer.engine.schedule.costs.row_cost import RowCost
+from tk.infer.engine.schedule.samples.prefix_keys import BlockKey
+from tk.infer.engine.schedule.samples.sequence import UNKNOWN, Sequence, Status
+from tk.infer.engine.schedule.samples.speculation import Speculation
+from tk.infer.engine.schedule.scheduler import Scheduler
+from tk.infer.engine.schedule.waiting.limits import Limits
+from tk.infer.engine.step.persistent_batch import PersistentBatch
+from tk.infer.engine.step.step_message import decode_message
+from tk.infer.engine.step.step_plan import StepPlan
+from tk.tests.infer.full_plan import Planned
+
+BLOCK = 4
+VOCAB = 5
+
+
+def chain(root: bytes, tokens: list[int]) -> list[int]:
+    """The cells of a sequence."""
+    cells = [zlib.crc32(root)]  # the same in every process, unlike a hash of bytes
+    for token in tokens:
+        cells.append(hash((cells[-1], token)))
+    return cells[1:]
+
+
+@dataclass
+class World:
+    """A scheduler and workers that are `ahead` steps behind it, under requests whose prompts often begin alike."""
+
+    seed: int
+    ahead: int
+    speculate: int = 0
+    has_copies: bool = False
+    cells: dict[int, int] = field(default_factory=dict)
+    copies: dict[int, int] = field(default_factory=dict)  # cells too
+    copy_of: dict[int, int] = field(default_factory=dict)
+    seen: Counter[str] = field(default_factory=Counter)
+    live: dict[Sequence, int] = field(default_factory=dict)  # and from where on its logits are wanted
+    flights: list[tuple[bytes, list[Planned]]] = field(default_factory=list)
+    num_arrivals: int = 0
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.num_blocks = self.random.randint(8, 24)
+        slots = self.random.randint(3, 8)
+        limits = Limits(slots, 20, self.random.randint(slots, 24), self.num_blocks * BLOCK)
+        # The first block and the one that is filled of each sequence, and those that a step begins, as far as it can.
+        num_copies = 3 * slots + ceil_div(limits.max_batched_tokens, BLOCK) if self.has_copies else 0
+        self.policy = Scheduler(limits, self.num_blocks, BLOCK, num_copies)
+        self.policy.row_cost = RowCost({1: 1.0})
+        self.writer, self.batch = BatchWriter(slots, lambda sequence: ()), PersistentBatch(BLOCK)
+        self.texts = [[self.random.randrange(VOCAB) for _ in range(40)] for _ in range(3)]
+
+    def arrive(self) -> None:
+        choose, capacity = self.random, self.num_blocks * BLOCK
+        text = choose.choice(self.texts)[: choose.randint(1, min(40, capacity - 4))]
+        prompt = text + [choose.randrange(VOCAB) for _ in range(choose.choice((0, 0, 1, 3)))]
+        prompt, root = prompt[: capacity - 1], choose.choice((b"a", b"a", b"b"))
+        wanted = choose.choice((10**9, 10**9, 10**9, choose.randint(0, len(prompt))))
+        keys: list[BlockKey] = []
+        priority, longest = choose.choice((0, 0, 1)), choose.randint(len(prompt) + 1, capacity)
+        self.num_arrivals += 1
+        samples = [
+            Sequence(
+                request_id=f"r{self.num_arrivals}",
+                index=index,
+                arrival=self.num_arrivals,
+                params=SamplingParams(),
+                seed=0,
+                prompt=prompt,
+                max_tokens=min(longest, len(prompt) + 20),
+                priority=priority,
+                root=root,
+                prompt_keys=keys,
+                is_private=choose.random() < 0.1,
+                max_reused=wanted,
+                speculation=Speculation(self.speculate) if self.speculate else None,
+            )
+            for index in range(choose.choice((1, 1, 1, 3, 5)))
+        ]
+        try:
+            self.policy.add(samples)
+        except Overloaded:
+            return
+        self.live |= dict.fromkeys(samples, wanted)
+
+    def end(self, sequence: Sequence) -> None:
+        self.policy.finish(sequence)
+        self.writer.release(sequence)
+        self.seen["preemptions"] += sequence.preemptions
+        del self.live[sequence]
+
+    def step(self) -> bool:
+        """Plans a step, and computes those that are due; returns whether there was anything to compute."""
+        policy = self.policy
+        while any(chunk.proposals for _, planned in self.flights for chunk in planned):
+            self.compute(*self.flights.pop(0))
+        before = {sequence: sequence.num_computed for sequence in policy.running}
+        scheduled = policy.schedule()
+        policy.check_integrity()
+        for sequence in policy.running:
+            if sequence not in before and sequence.num_computed:
+                self.seen["hits"] += 1
+                assert sequence.num_computed <= max(self.live[sequence], sequence.max_reused)
+        tables = Counter(block for sequence in policy.running for block in sequence.blocks)
+        self.seen["shared"] += any(count > 1 for count in tables.values())
+        chunks = [chunk for chunk in scheduled if self.writer.can_write(chunk)]
+        if chunks:
+            planned = [Planned.of(chunk) for chunk in chunks]
+            self.flights.append((self.writer.write(chunks).encode(), planned))
+            for chunk, plan in zip(chunks, planned, strict=True):
+                assert policy.advance(chunk)
+                if plan.samples:
+                    chunk.sequence.append(UNKNOWN)
+        policy.check_integrity()
+        was_busy = bool(self.flights)
+        while len(self.flights) > (self.ahead if chunks else 0):
+            self.compute(*self.flights.pop(0))
+        return was_busy
+
+    def compute(self, message: bytes, planned: list[Planned]) -> None:
+        plan = self.batch.plan(decode_message(message))
+        first, tokens = 0, []
+        self.take_blocks(plan)
+        for chunk, table in zip(planned, plan.block_tables.tolist(), strict=True):
+            sequence = chunk.sequence
+            stop = chunk.stop + len(chunk.proposals)
+            slots = [table[i // BLOCK] * BLOCK + i % BLOCK for i in range(stop)]
+            for i in range(chunk.start, stop):
+                assert slots[i] == plan.slots[first + i - chunk.start]
+                cell = self.cells[slots[i - 1]] if i else zlib.crc32(sequence.root)
+                self.cells[slots[i]] = hash((cell, int(plan.tokens[first + i - chunk.start])))
+                if self.has_copies:
+                    self.copies[self.copied(slots[i])] = self.cells[slots[i]]
+            first += stop - chunk.start
+            found = [self.cells[slot] for slot in slots]
+            known = [*sequence.tokens(0, chunk.stop), *chunk.proposals]
+            assert found == chain(sequence.root, known), "a step reads what is not its own"
+            near = range(stop) if self.has_copies else ()  # of the first block, and of each query's own
+            for i in (i for i in near if i < BLOCK or i // BLOCK >= chunk.start // BLOCK):
+                assert self.copies[self.copied(slots[i])] == found[i], "a copy is not of its block"
+            tokens += [cell % VOCAB for cell in found[chunk.stop - 1 :]] if chunk.samples else []
+        self.batch.feed(np.array(tokens, np.int32))
+        for chunk in planned:
+            self.take(chunk, [tokens.pop(0) for _ in range(len(chunk.proposals) + 1 if chunk.samples else 0)])
+
+    def take_blocks(self, plan: StepPlan) -> None:
+        """Gives blocks copies, and blocks and their copies the cells of others, as they are before the step."""
+        slots = [(block * BLOCK + i, own * BLOCK + i) for block, own in plan.forks.tolist() for i in range(BLOCK)]
+        cells = {own: self.cells.get(slot, 0) for slot, own in slots}
+        copies = {own: self.copies.get(self.copied(slot), 0) for slot, own in slots if self.has_copies}
+        self.copy_of |= dict(plan.copies.tolist())
+        self.cells |= cells
+        self.copies |= {self.copied(own): cell for own, cell in copies.items()}
+        self.seen["forks"] += len(plan.forks)
+
+    def copied(self, slot: int) -> int:
+        """The place of a slot's copy."""
+        return self.copy_of[slot // BLOCK] * BLOCK + slot % BLOCK
+
+    def take(self, chunk: Planned, tokens: list[int]) -> None:
+        """Gives a sequence the tokens that were chosen after its last token and after its proposals."""
+        sequence = chunk.sequence
+        for i, token in enumerate(tokens):
+            place = chunk.stop + i - sequence.num_prompt
+            if i and (sequence.status is Status.FINISHED or sequence.output[place - 1] != chunk.proposals[i - 1]):
+                self.seen["rejected"] += 1
+                return
+            if i:
+                self.policy.accept(sequence)
+                self.seen["accepted"] += 1
+            sequence.output[place] = token
+            if sequence.status is not Status.FINISHED and chunk.stop + i + 1 == sequence.max_tokens:
+                self.end(sequence)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "speculate", "has_copies"),
+    [
+        (1, 0, True),
+        (0, 4, False),
+        (1, 6, True),
+        pytest.param(0, 0, False, marks=pytest.mark.matrix),
+        pytest.param(1, 1, False, marks=pytest.mark.matrix),
+    ],
+)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.matrix) for seed in (1, 2))])
+def test_every_step_reads_what_its_sequence_wrote(seed: int, ahead: int, speculate: int, has_copies: bool) -> None:
+    world = World(seed, ahead, speculate, has_copies)
+    for _ in range(500):
+        if world.random.random() < 0.3:
+            world.arrive()
+        if world.live and world.random.random() < 0.05:
+            world.end(world.random.choice(list(world.live)))
+        world.step()
+    steps = 0
+    while world.live:
+        assert world.step() or not world.live, "a sequence is live and nothing is computed"
+        steps += 1
+        assert steps < 5000, "the queue does not drain"
+    assert min(world.seen["hits"], world.seen["shared"], world.seen["preemptions"]) > 5
+    assert world.seen["forks"] > 0
+    assert (min(world.seen["accepted"], world.seen["rejected"]) > 5) == (speculate > 0)
+    assert world.policy.allocator.num_available == world.num_blocks
+
+
+def used_blocks(block_size: int, num_new: int, num_copies: int = 0) -> tuple[int, int]:
+    """Returns the most blocks that 16 samples of a prompt of 1,000 tokens use, and the tokens that they compute."""
+    policy = Scheduler(Limits(16, 100, 512, 2048), 2000, block_size, num_copies)
+    samples = [Sequence("r", i, 0, SamplingParams(), 0, range(1000), 1000 + num_new) for i in range(16)]
+    policy.add(samples)
+    num_computed = most = 0
+    while policy.num_live:
+        chunks = policy.schedule()
+        most = max(most, policy.allocator.num_used)
+        for chunk in chunks:
+            num_computed += chunk.length
+            is_last = chunk.is_last
+            policy.advance(chunk)
+            if is_last:
+                chunk.sequence.append(chunk.sequence.index)
+        policy.check_integrity()
+        for sequence in samples:
+            if sequence.num_new == num_new:
+                policy.finish(sequence)
+    return most, num_computed
+
+
+@pytest.mark.parametrize("num_copies", [0, 100])
+@pytest.mark.parametrize("block_size", [16, 32, 64, 128, 256])
+def test_sixteen_samples_hold_the_prompt_once_until_they_store_tokens_of_their_own(
+    block_size: int, num_copies: int
+) -> None:
+    of_prompt, computed = ceil_div(1000, block_size), 1000 + 15  # each computes the prompt's last token for its logits
+    assert used_blocks(block_size, 1, num_copies) == (of_prompt, computed)
+    for num_new in (3, 8, 32):
+        own = ceil_div(1000 + num_new - 1, block_size) - 1000 // block_size
+        most = 1000 // block_size + 16 * own
+        assert used_blocks(block_size, num_new, num_copies) == (most, computed + 16 * (num_new - 1))
+
+
+def test_a_prompt_waits_for_one_that_begins_alike() -> None:
+    policy = Scheduler(Limits(8, 100, 48, 2048), 200, 4)
+    first, again, other = (
+        Sequence(f"r{i}", 0, i, SamplingParams(), 0, [*range(length), i], 200) for i, length in enumerate((80, 80, 30))
+    )
+    stranger = Sequence("r3", 0, 3, SamplingParams(), 0, [9] * 10, 200)
+    for sequence in (first, again, other, stranger):
+        policy.add([sequence])
+
+    def step() -> list[tuple[Sequence, int, int]]:
+        chunks = policy.schedule()
+        found = [(chunk.sequence, chunk.start, chunk.length) for chunk in chunks]
+        for chunk in chunks:
+            is_last = chunk.is_last
+            policy.advance(chunk)
+            if is_last:
+                chunk.sequence.append(7)
+        policy.check_integrity()
+        return found
+
+    assert step() == [(first, 0, 48)]
+    assert step() == [(first, 48, 33)], "33 of 48 tokens: the next one in the queue waits for these"
+    assert step() == [(first, 81, 1), (again, 80, 1), (other, 28, 3), (stranger, 0, 10)]
+
+
+@pytest.mark.parametrize("way", ["cancelled", "decoding", "private"])
+def test_a_prompt_waits_for_no_block_that_never_comes(way: str) -> None:
+    policy = Scheduler(Limits(8, 100, 16, 2048), 200, 4)
+    first, again = (Sequence(f"r{i}", 0, i, SamplingParams(), 0, range(24), 200) for i in range(2))
+    first.root = b"own" if way == "private" else b""
+    policy.add([first])
+    for _ in range(2 if way == "decoding" else 1):
+        for chunk in policy.schedule():
+            policy.advance(chunk)
+    if way == "decoding":
+        first.append(7)
+        policy.allocator.flush()  # its blocks are not found any more
+    if way == "cancelled":
+        policy.finish(first)
+    policy.add([again])
+    assert again in {chunk.sequence for chunk in policy.schedule()}
+
+
+def test_samples_whose_first_one_is_cancelled_go_on_with_the_next() -> None:
+    policy = Scheduler(Limits(4, 100, 8, 64), 16, 4)
+    samples = [Sequence("r", i, 0, SamplingParams(), 0, range(30), 32) for i in range(3)]
+    policy.add(samples)
+    assert [chunk.sequence for chunk in policy.schedule()] == samples[:1]
+    policy.finish(samples[0])
+    policy.check_integrity()
+    assert [chunk.sequence for chunk in policy.schedule()] == samples[1:2]
+    policy.finish(samples[2])
+    policy.check_integrity()
+    assert policy.num_live == 1
+
+
+@dataclass
+class Wrong:
+    """Makes many proposals once, after `quiet` others that it could have made."""
+
+    quiet: int
+    length: int = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def propose(self, new: list[int], num_unknown: int, most: int) -> tuple[list[int], list[float]]:
+        """Proposes as many tokens as may be."""
+        self.length += len(new)
+        self.quiet -= 1
+        count = most if self.quiet == 0 else 0
+        return [0] * count, [1.0] * count
+
+
+def test_blocks_of_proposals_that_did_not_come_true_keep_no_copies() -> None:
+    """Sequences make far more proposals than blocks have copies, in turn, and none of them comes true."""
+    limits = Limits(4, 0, 8 * BLOCK, 200)
+    num_copies = 3 * limits.max_running + ceil_div(limits.max_batched_tokens, BLOCK)
+    policy = Scheduler(limits, 200, BLOCK, num_copies)
+    policy.row_cost = RowCost({1: 1.0})
+    for number in range(limits.max_running):
+        sequence = Sequence(str(number), 0, number, SamplingParams(), 0, [1], 200, root=bytes([number]))
+        sequence.speculation = Wrong(quiet=2 + number)  # type: ignore[assignment]
+        policy.add([sequence])
+    for _ in range(8):
+        for chunk in policy.schedule():
+            policy.advance(chunk)
+            chunk.sequence.append(1)
+        policy.check_integrity()
+    assert [sequence.num_proposed > 4 * BLOCK for sequence in policy.running] == [True] * limits.max_running

@@ -1,0 +1,81 @@
+"""Engines of other steps: what they share with the running one, what goes with an old one, the run folder to follow."""
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tk.core.errors import ConfigError
+from tk.infer.engine.engine import Engine
+from tk.infer.engine.grammar.grammar import Constraint
+from tk.infer.engine.options import EngineOptions
+from tk.infer.engine.request.events import Done, Event, Failed, Request
+from tk.infer.engine.request.sampling_params import SamplingParams
+from tk.infer.serve.operations.model_switch import ModelSwitch
+from tk.infer.serve.operations.next_engine import begin_beside, run_of
+from tk.tests.infer.serve.forced_steps import save_forced_step
+from tk.tests.infer.serve.tiny_model import write_tiny_model
+
+WAIT_SECONDS = 60.0
+DIGITS = Constraint("regex", "[0-9]{1,9}")
+
+
+def engine_of(named: Path, opened: Path) -> Any:
+    options, checkpoint = SimpleNamespace(checkpoint=named), SimpleNamespace(path=opened)
+    return SimpleNamespace(options=options, source=SimpleNamespace(checkpoint=checkpoint))
+
+
+def test_only_a_run_folder_can_be_followed(tmp_path: Path) -> None:
+    step = tmp_path / "step-00000001"
+    assert run_of(engine_of(tmp_path, step)) == tmp_path.resolve()
+    with pytest.raises(ConfigError, match="needs a run folder"):
+        run_of(engine_of(step, step))
+
+
+@pytest.fixture
+def no_garbage_collection() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def answer(switch: ModelSwitch[Engine], name: str) -> Event:
+    """The last event of a request with a constraint."""
+    over, events = threading.Event(), list[Event]()
+
+    def on_event(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, Done | Failed):
+            over.set()
+
+    switch.submit(Request(name, (1,), SamplingParams(max_new_tokens=3, regex=DIGITS.text)), on_event)
+    assert over.wait(WAIT_SECONDS)
+    return events[-1]
+
+
+@pytest.mark.usefixtures("no_garbage_collection")
+def test_an_engine_that_has_ended_leaves_nothing_and_its_grammars_serve_on(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    steps = [save_forced_step(tmp_path / "run", model, step) for step in (1, 2, 3)]
+    options = EngineOptions(steps[0], kv_blocks=64, threads=1)
+    with closing(ModelSwitch(Engine.start(options), begin_beside)) as switch:
+        grammar, gone = switch.grammars.compile(DIGITS), list[weakref.ref[Any]]()
+        assert isinstance(answer(switch, "first"), Done)
+        for step in steps[1:]:
+            old = switch._current  # the switch alone has it
+            gone += [weakref.ref(each) for each in (old, old.source, old.source.checkpoint, old.books)]
+            del old
+            assert switch.reload(step).step == int(step.name[5:])
+            assert isinstance(answer(switch, "after"), Done)
+        deadline = time.monotonic() + WAIT_SECONDS
+        while any(each() is not None for each in gone):
+            assert time.monotonic() < deadline, [each() for each in gone]
+            time.sleep(0.01)
+        assert switch.grammars.compile(DIGITS) is grammar, "no second vocabulary, no second grammar"

@@ -1,0 +1,95 @@
+"""Signals while an engine starts: a quiet and quick end that leaves no process behind."""
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tk.tests.infer.serve.serving import WAIT_SECONDS, Command, Serving, shared_memory
+from tk.tests.infer.serve.tiny_model import write_tiny_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_model(tmp_path_factory.mktemp("model") / "tiny-llama"))
+
+
+def runs(process_id: int) -> bool:
+    try:
+        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until(goal: str, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, goal
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "words"),
+    [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 1, ""), (signal.SIGKILL, -signal.SIGKILL, "")],
+)
+@pytest.mark.parametrize("command", ["serve", "generate"])
+def test_a_signal_while_workers_load(
+    model: str, command: str, number: int, code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    before = shared_memory()
+    arguments = (model, "--tp", "2", "--port", "0") if command == "serve" else (model, "hi")
+    started = Command(command, *arguments)
+    try:
+        wait_until("no workers", lambda: len(started.worker_ids()) == (2 if command == "serve" else 1))
+        workers = started.worker_ids()
+        exit_code, stdout, stderr = started.end(number)
+        wait_until(f"left behind: {workers}", lambda: not any(map(runs, workers)))
+    finally:
+        started.close()
+    assert (exit_code, stdout) == (code, ""), f"it did not wait until the model was loaded: {stderr}"
+    assert number == signal.SIGKILL or not list(tmp_path.iterdir())
+    wait_until("left behind in memory", lambda: shared_memory() <= before)
+    _, table, rest = stderr.partition("on each of 2 ranks\n")  # the table may not be there yet
+    said = [line for line in (rest if table else stderr).splitlines() if not line.startswith("listening on ")]
+    assert "\n".join(said).strip() == words.strip()
+
+
+@pytest.mark.parametrize("log_format", ["json", pytest.param("text", marks=pytest.mark.matrix)])
+def test_a_first_build_shows_its_progress_and_why_it_failed(
+    model: str, log_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && echo cc 1.0 && exit\necho no space >&2\nexit 1\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("PATH", str(tmp_path))  # no other compiler
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    serving = Serving(model, "--tp", "2", "--kv-blocks", "64", "--log-format", log_format).wait_ready()
+    code, _, stderr = serving.end(signal.SIGTERM)
+    serving.close()
+    assert code == 0
+    lines = [line for line in stderr.splitlines() if line.startswith(("{", "compiling", "The native"))]
+    if log_format == "json":
+        lines = [json.loads(line).get("message", "") for line in lines]
+    units = [line for line in lines if line.startswith("compiling native kernels: ")]
+    assert units, stderr
+    assert len(units) == len(set(units)), "one rank shows it"
+    assert any("no space" in line for line in lines)
+
+
+def test_two_signals_while_workers_load(model: str) -> None:
+    started = Command("serve", model, "--tp", "2", "--port", "0")
+    try:
+        wait_until("no workers", lambda: len(started.worker_ids()) == 2)
+        workers = started.worker_ids()
+        started.process.send_signal(signal.SIGTERM)
+        exit_code, stdout, stderr = started.end(signal.SIGTERM)
+    finally:
+        started.close()
+    assert stdout == "", "it did not wait until the model was loaded"
+    assert exit_code in (1, 130), stderr  # the second may come too late
+    wait_until(f"left behind: {workers}", lambda: not any(map(runs, workers)))
