@@ -128,19 +128,23 @@ def dotted(path: Path) -> str:
     return ".".join(part for part in path.with_suffix("").parts if part != "__init__")
 
 
-def imports(path: Path, text: str) -> Iterator[tuple[int, str]]:
-    """Yields (line, name below `tk`) for every import of tk's own modules, inside functions too."""
+def all_imports(path: Path, text: str) -> Iterator[tuple[int, str]]:
+    """Yields (line, dotted name) for every import, inside functions and under TYPE_CHECKING too."""
     package = ["tk", *path.parent.parts]
     for node in nodes(text):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
-            names = [f"{module}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        yield from ((node.lineno, name.removeprefix("tk.")) for name in names if name.split(".")[0] == "tk")
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+
+
+def imports(path: Path, text: str) -> Iterator[tuple[int, str]]:
+    """Yields (line, name below `tk`) for every import of tk's own modules."""
+    for line, name in all_imports(path, text):
+        if name.split(".")[0] == "tk":
+            yield line, name.removeprefix("tk.")
 
 
 def broken_rules(path: Path, text: str) -> list[str]:
@@ -166,7 +170,7 @@ def test_imports_go_down_only(root: Path, sources: list[Path]) -> None:
 
 
 def folders_of(paths: Iterable[Path]) -> set[tuple[str, str]]:
-    """Returns each folder with its parent: "infer/serve" is ("infer", "server"), and "infer" is ("", "infer")."""
+    """Returns each folder with its parent: "infer/serve" is ("infer", "serve"), and "infer" is ("", "infer")."""
     parts = [path.parts[:-1] for path in paths]
     return {("/".join(names[:depth]), names[depth]) for names in parts for depth in range(len(names))}
 

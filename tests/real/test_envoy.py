@@ -21,7 +21,7 @@ from tk.tests.infer.serve.serving import WAIT_SECONDS, Serving
 pytestmark = pytest.mark.real
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "deploy" / "kubernetes"
-CERTIFICATES = ROOT / "tests" / "infer" / "server" / "certificates"
+CERTIFICATES = ROOT / "tests" / "infer" / "serve" / "certificates"
 NAMED = [("grpc.ssl_target_name_override", "localhost")]
 
 

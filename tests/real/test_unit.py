@@ -17,7 +17,7 @@ from tk.tests.infer.serve.serving import WAIT_SECONDS, Command
 pytestmark = pytest.mark.real
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "examples" / "deploy"
-CERTIFICATES = ROOT / "tests" / "infer" / "server" / "certificates"
+CERTIFICATES = ROOT / "tests" / "infer" / "serve" / "certificates"
 
 
 def arguments_for(model: Path, tokens: Path) -> list[str]:
