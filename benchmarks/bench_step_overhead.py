@@ -10,7 +10,8 @@ from tk.benchmarks.random_model import tiny_model
 from tk.infer import SamplingParams
 from tk.infer.engine.engine import Engine
 from tk.infer.engine.options import EngineOptions
-from tk.infer.engine.request.events import Delta, Event, Failed, Request
+from tk.infer.engine.request.events import Delta, Event, Failed
+from tk.infer.engine.request.request import Request
 from tk.infer.engine.worker.processes import WorkerProcesses
 
 SETTLE = 20  # steps before the measurement
@@ -48,7 +49,7 @@ def measure(engine: Engine, batch: int, context: int, steps: int, params: Sampli
     names = [f"{batch}-{context}-{i}" for i in range(batch)]
     for name in names:
         last = name == names[-1]  # the others decode already when its prompt is computed
-        engine.submit(Request(name, (5,) * context, params), watch if last else lambda event: None)
+        engine.submit(Request((5,) * context, params, name), watch if last else lambda event: None)
     if not watch.over.wait(300) or len(watch.readings) < 2:
         raise click.ClickException("The measured request ended early.")
     for name in names:

@@ -11,7 +11,8 @@ from tk.benchmarks.random_model import tiny_model
 from tk.infer import SamplingParams
 from tk.infer.engine.engine import Engine
 from tk.infer.engine.options import EngineOptions
-from tk.infer.engine.request.events import Delta, Request
+from tk.infer.engine.request.events import Delta
+from tk.infer.engine.request.request import Request
 from tk.infer.engine.request.streams import EventStream, Wakeups
 from tk.infer.engine.worker.processes import WorkerProcesses
 
@@ -55,7 +56,7 @@ class Readers:
     async def _read(self, index: int) -> None:
         stream = EventStream(self._wakeups)
         params = SamplingParams(max_new_tokens=self._steps + 2 * SETTLE, ignore_eos=True)
-        self._engine.submit(Request(str(index), (5,) * PROMPT, params), stream.push)
+        self._engine.submit(Request((5,) * PROMPT, params, str(index)), stream.push)
         async for event in stream:
             self._num_tokens += len(event.token_ids) if isinstance(event, Delta) else 0
             ends = (SETTLE * self._count, (SETTLE + self._steps) * self._count)

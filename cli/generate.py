@@ -76,7 +76,7 @@ def generate(source: str, prompt: str | None, chat: bool, bypass: bool, as_json:
     folder. The options from --tp to --kernels are for a CKPT; a server has its own. The token for a server
     that needs one is read from the environment variable TK_TOKEN.
     """
-    from ..infer.engine.request.events import CacheOptions
+    from ..infer.engine.request.request import CacheOptions
     from ..infer.engine.request.sampling_params import SamplingParams
 
     params = SamplingParams(**{name: _text_of(options.pop(name)) for name in _SAMPLING})

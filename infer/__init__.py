@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from .engine.llm import LLM as LLM
     from .engine.request.completion import Choice as Choice
     from .engine.request.completion import Completion as Completion
-    from .engine.request.events import CacheOptions as CacheOptions
     from .engine.request.prompts import Conversation as Conversation
+    from .engine.request.request import CacheOptions as CacheOptions
     from .engine.request.sampling_params import SamplingParams as SamplingParams
     from .engine.request.score import Score as Score
 else:

@@ -11,7 +11,8 @@ import numpy as np
 
 from tk.benchmarks.peers.token_clock import NotTogether, Speeds, Workload, speeds
 from tk.infer import LLM, SamplingParams
-from tk.infer.engine.request.events import Delta, Done, Event, Failed, Request
+from tk.infer.engine.request.events import Delta, Done, Event, Failed
+from tk.infer.engine.request.request import Request
 
 _TRIES: Final = 5
 
@@ -58,7 +59,7 @@ class EngineContestant:
         events: queue.SimpleQueue[tuple[int, float, Event]] = queue.SimpleQueue()
         start = time.perf_counter()
         for i, prompt in enumerate(ids):
-            request = Request(f"{start}-{i}", tuple(prompt), params)
+            request = Request(tuple(prompt), params, f"{start}-{i}")
             self.llm.engine.submit(request, lambda event, i=i: events.put((i, time.perf_counter(), event)))  # type: ignore[misc]  # mypy knows no default of a lambda's parameter
         live = len(ids)
         while live:

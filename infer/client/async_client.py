@@ -10,13 +10,14 @@ import grpc
 
 from ...proto.v1 import generation_pb2 as pb
 from ..engine.request.completion import Completion
-from ..engine.request.events import CacheOptions, Delta, Event, ModelInfo
-from ..engine.request.prompts import GivenPrompt, GivenPrompts, as_prompt, is_one_prompt
+from ..engine.request.events import Delta, Event, ModelInfo
+from ..engine.request.prompts import GivenPrompt, GivenPrompts, is_one_prompt
+from ..engine.request.request import CacheOptions, as_request, as_requests
 from ..engine.request.sampling_params import SamplingParams
 from ..engine.request.score import Score
 from .client import MAX_IN_FLIGHT, T
 from .connection import ServerConnection
-from .outgoing import detokenize_message, message_for, messages_for, score_messages, tokenize_message
+from .outgoing import detokenize_message, message_for, score_messages, tokenize_message
 from .wire import completion_from_wire, event_from_wire, model_info_from_wire, score_from_wire
 
 
@@ -35,7 +36,8 @@ class AsyncClient(ServerConnection):
         cache: CacheOptions | None = None,
     ) -> list[Completion]:
         """Returns one Completion per prompt, in order; if one fails, the calls of the others end."""
-        return await self._all(self._stub.GenerateOnce, messages_for(prompts, params, cache), completion_from_wire)
+        messages = [message_for(request) for request in as_requests(prompts, params, cache)]
+        return await self._all(self._stub.GenerateOnce, messages, completion_from_wire)
 
     async def stream(
         self, prompt: GivenPrompt, params: SamplingParams | None = None, cache: CacheOptions | None = None
@@ -54,7 +56,7 @@ class AsyncClient(ServerConnection):
         self, prompt: GivenPrompt, params: SamplingParams | None = None, cache: CacheOptions | None = None
     ) -> AsyncGenerator[Event, None]:
         """Yields all events of one prompt, see `Client.events`; else as `stream`."""
-        request = message_for(as_prompt(prompt), params or SamplingParams(), cache)
+        request = message_for(as_request(prompt, params, cache))
         attempts = self._attempts()
         while True:
             call = self._stub.Generate(request, timeout=attempts.seconds_left, metadata=self._metadata)

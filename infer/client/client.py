@@ -10,12 +10,13 @@ import grpc
 
 from ...proto.v1 import generation_pb2 as pb
 from ..engine.request.completion import Completion
-from ..engine.request.events import CacheOptions, Delta, Event, ModelInfo
-from ..engine.request.prompts import GivenPrompt, GivenPrompts, as_prompt, is_one_prompt
+from ..engine.request.events import Delta, Event, ModelInfo
+from ..engine.request.prompts import GivenPrompt, GivenPrompts, is_one_prompt
+from ..engine.request.request import CacheOptions, as_request, as_requests
 from ..engine.request.sampling_params import SamplingParams
 from ..engine.request.score import Score
 from .connection import BlockingConnection
-from .outgoing import detokenize_message, message_for, messages_for, score_messages, tokenize_message
+from .outgoing import detokenize_message, message_for, score_messages, tokenize_message
 from .wire import completion_from_wire, event_from_wire, model_info_from_wire, score_from_wire
 
 MAX_IN_FLIGHT: Final = 64
@@ -42,7 +43,8 @@ class Client(BlockingConnection):
             params: one SamplingParams for all prompts, or one per prompt; None = the defaults.
             cache: the use of the prefix cache; None = the defaults.
         """
-        return self._all(self._stub.GenerateOnce, messages_for(prompts, params, cache), completion_from_wire)
+        messages = [message_for(request) for request in as_requests(prompts, params, cache)]
+        return self._all(self._stub.GenerateOnce, messages, completion_from_wire)
 
     def stream(
         self, prompt: GivenPrompt, params: SamplingParams | None = None, cache: CacheOptions | None = None
@@ -55,7 +57,7 @@ class Client(BlockingConnection):
     ) -> Generator[Event, None, None]:
         """Yields all events of one prompt: Started, which has the step of the weights, PromptLogprobs of a long prompt
         if asked for, Deltas, and Finished for each sample; else as `stream`."""
-        return self._events(message_for(as_prompt(prompt), params or SamplingParams(), cache))
+        return self._events(message_for(as_request(prompt, params, cache)))
 
     @overload
     def score(self, prompt: str | Sequence[int], continuation: str | Sequence[int]) -> Score: ...  # type: ignore[overload-overlap]  # a str is one text

@@ -6,58 +6,32 @@ from typing import Final
 
 from ...core.errors import InvalidRequest
 from ...proto.v1 import generation_pb2 as pb
-from ..engine.request.events import CacheOptions
-from ..engine.request.prompts import (
-    Conversation,
-    GivenPrompt,
-    GivenPrompts,
-    Prompt,
-    as_params,
-    as_prompt,
-    as_prompts,
-    check_options,
-)
-from ..engine.request.sampling_params import SamplingParams
+from ..engine.request.prompts import Conversation, GivenPrompt, GivenPrompts, Prompt, as_prompt, as_prompts
+from ..engine.request.request import Request
 from .wire import cache_to_request, params_to_request
 
 _ANY_VOCABULARY: Final = 1 << 32
 
 
-def messages_for(
-    prompts: GivenPrompts,
-    params: SamplingParams | Sequence[SamplingParams] | None,
-    cache: CacheOptions | None,
-) -> list[pb.GenerateRequest]:
-    """Returns one message per prompt; the arguments are those of `Client.generate`.
-
-    Raises:
-        InvalidRequest: see `message_for`.
-    """
-    given = as_prompts(prompts)
-    chosen = as_params(params, len(given))
-    return [message_for(prompt, one, cache) for prompt, one in zip(given, chosen, strict=True)]
-
-
-def message_for(prompt: Prompt, params: SamplingParams, cache: CacheOptions | None) -> pb.GenerateRequest:
-    """Returns the message for a prompt.
+def message_for(request: Request) -> pb.GenerateRequest:
+    """Returns the message for a request of `as_request`; the server chooses the id.
 
     Raises:
         InvalidRequest: a value that no server accepts, whatever the size of its vocabulary.
     """
-    check_options(params, cache)
-    params.validate(_ANY_VOCABULARY)
-    request = pb.GenerateRequest()
+    request.params.validate(_ANY_VOCABULARY)
+    message, prompt = pb.GenerateRequest(), request.prompt
     with sendable():
-        params_to_request(params, request)
-        cache_to_request(cache or CacheOptions(), request)
+        params_to_request(request.params, message)
+        cache_to_request(request.cache, message)
         if isinstance(prompt, str):
-            request.text = prompt
+            message.text = prompt
         elif isinstance(prompt, Conversation):
-            request.chat.messages.extend(pb.ChatMessage(**message) for message in prompt.messages)
+            message.chat.messages.extend(pb.ChatMessage(**each) for each in prompt.messages)
         else:
-            request.tokens.ids.extend(prompt)
-            request.tokens.SetInParent()
-    return request
+            message.tokens.ids.extend(prompt)
+            message.tokens.SetInParent()
+    return message
 
 
 def score_messages(prompt: GivenPrompt, continuation: GivenPrompts) -> list[pb.ScoreRequest]:

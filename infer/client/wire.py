@@ -11,7 +11,6 @@ from typing import Any, Final
 from ...proto.v1 import generation_pb2 as pb
 from ..engine.request.completion import Choice, Completion
 from ..engine.request.events import (
-    CacheOptions,
     Delta,
     Finished,
     FinishReason,
@@ -24,6 +23,7 @@ from ..engine.request.events import (
     TopLogprob,
     Usage,
 )
+from ..engine.request.request import CacheOptions
 from ..engine.request.sampling_params import OPTIONS, SamplingParams
 from ..engine.request.score import Score, score_of, score_of_places, score_places
 

@@ -15,17 +15,9 @@ from ...core.home_process import HomeProcess
 from .engine import Engine
 from .options import EngineOptions
 from .request.completion import Completion, CompletionBuilder
-from .request.events import CacheOptions, Delta, ModelInfo, Request
-from .request.prompts import (
-    GivenPrompt,
-    GivenPrompts,
-    Prompt,
-    as_params,
-    as_prompt,
-    as_prompts,
-    is_one_prompt,
-    make_request,
-)
+from .request.events import Delta, ModelInfo
+from .request.prompts import GivenPrompt, GivenPrompts, as_prompt, as_prompts, is_one_prompt
+from .request.request import CacheOptions, Request, as_request, as_requests, tokenized
 from .request.sampling_params import SamplingParams
 from .request.score import Score, score_of, score_request, split_tokens
 from .request.servable import with_grammar
@@ -98,11 +90,8 @@ class AsyncLLM:
         cache: CacheOptions | None = None,
     ) -> list[Completion]:
         """Returns one Completion per prompt, in order; arguments and errors are those of `LLM.generate`."""
-        given = as_prompts(prompts)
-        chosen = as_params(params, len(given))
-        make = partial(_constrained, self.engine, cache)
-        requests = await asyncio.to_thread(lambda: list(map(make, given, chosen)))
-        return await self._complete(requests)
+        requests = as_requests(prompts, params, cache)
+        return await self._complete(await asyncio.to_thread(lambda: list(map(self._prepared, requests))))
 
     async def stream(
         self, prompt: GivenPrompt, params: SamplingParams | None = None, cache: CacheOptions | None = None
@@ -117,8 +106,7 @@ class AsyncLLM:
             WorkerDied: a worker has died.
             Cancelled: the model was closed.
         """
-        make = partial(_constrained, self.engine, cache, as_prompt(prompt), params or SamplingParams())
-        request = await asyncio.to_thread(make)
+        request = await asyncio.to_thread(self._prepared, as_request(prompt, params, cache))
         with self._running([request]) as [events]:
             async for event in events:
                 if isinstance(event, Delta):
@@ -161,6 +149,10 @@ class AsyncLLM:
     ) -> None:
         await self.close()
 
+    def _prepared(self, request: Request) -> Request:
+        """Returns a request whose prompt is token ids, and whose grammar is built."""
+        return with_grammar(tokenized(request, self.engine.tokenizer), self.engine.grammars)
+
     async def _complete(self, requests: Sequence[Request]) -> list[Completion]:
         """Runs requests to their ends; if one fails, all are ended."""
         with self._running(requests) as streams:
@@ -181,11 +173,6 @@ class AsyncLLM:
                 stream.leave()
                 if not stream.ended:
                     self.engine.abort(request.request_id)
-
-
-def _constrained(engine: Engine, cache: CacheOptions | None, prompt: Prompt, params: SamplingParams) -> Request:
-    """Returns the request for a prompt, whose grammar is built."""
-    return with_grammar(make_request(engine.tokenizer, prompt, params, cache), engine.grammars)
 
 
 async def _collect(events: EventStream) -> Completion:

@@ -11,8 +11,9 @@ from ...core.home_process import HomeProcess
 from .engine import Engine
 from .options import EngineOptions
 from .request.completion import Completion, CompletionBuilder
-from .request.events import CacheOptions, Delta, Done, Event, Failed, ModelInfo, Request
-from .request.prompts import GivenPrompt, GivenPrompts, as_params, as_prompt, as_prompts, is_one_prompt, make_request
+from .request.events import Delta, Done, Event, Failed, ModelInfo
+from .request.prompts import GivenPrompt, GivenPrompts, as_prompt, as_prompts, is_one_prompt
+from .request.request import CacheOptions, Request, as_request, as_requests, tokenized
 from .request.sampling_params import SamplingParams
 from .request.score import Score, score_of, score_request, split_tokens
 
@@ -73,10 +74,8 @@ class LLM:
             InvalidRequest: a prompt or a value cannot be served; all requests of the call are then ended.
             WorkerDied: a worker has died.
         """
-        given, tokenizer = as_prompts(prompts), self.engine.tokenizer
-        chosen = as_params(params, len(given))
-        requests = [make_request(tokenizer, one, how, cache) for one, how in zip(given, chosen, strict=True)]
-        return self._complete(requests)
+        requests = as_requests(prompts, params, cache)
+        return self._complete([tokenized(request, self.engine.tokenizer) for request in requests])
 
     def stream(
         self, prompt: GivenPrompt, params: SamplingParams | None = None, cache: CacheOptions | None = None
@@ -87,7 +86,7 @@ class LLM:
             InvalidRequest: the prompt or a value cannot be served.
             WorkerDied: a worker has died.
         """
-        return self._stream(make_request(self.engine.tokenizer, as_prompt(prompt), params or SamplingParams(), cache))
+        return self._stream(tokenized(as_request(prompt, params, cache), self.engine.tokenizer))
 
     @overload
     def score(self, prompt: str | Sequence[int], continuation: str | Sequence[int]) -> Score: ...  # type: ignore[overload-overlap]  # a str is one text

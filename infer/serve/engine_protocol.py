@@ -6,8 +6,9 @@ from typing import Protocol
 from ...core.errors import WorkerDied
 from ...text.tokenizer_files import TextFiles
 from ..engine.grammar.compiler import Grammars
-from ..engine.request.events import Event, ModelInfo, Request
+from ..engine.request.events import Event, ModelInfo
 from ..engine.request.prompts import Encoder
+from ..engine.request.request import Request
 from ..engine.schedule.books import CacheBooks, EngineLoad, EngineTotals
 
 

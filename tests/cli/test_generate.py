@@ -53,7 +53,7 @@ def test_prompt_from_stdin_loses_its_last_newline_only(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("a\nb\n\n"))
     assert main(["generate", server.target]) == 0
-    assert bytes(engine.requests[0].prompt[1:]) == b"a\nb\n"
+    assert bytes(engine.requests[0].token_ids[1:]) == b"a\nb\n"
 
 
 @pytest.mark.parametrize(

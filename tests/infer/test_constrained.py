@@ -19,7 +19,8 @@ from tk.infer import LLM, AsyncLLM, SamplingParams
 from tk.infer.engine.grammar.compiler import Grammars
 from tk.infer.engine.grammar.grammar import Grammar, Matcher
 from tk.infer.engine.kernels.native.binding.library import instruction_sets
-from tk.infer.engine.request.events import Delta, Done, FinishReason, Request
+from tk.infer.engine.request.events import Delta, Done, FinishReason
+from tk.infer.engine.request.request import Request
 from tk.infer.engine.schedule import live_request
 from tk.infer.engine.schedule.step_in_flight import Masks, StepInFlight
 from tk.infer.engine.step.step_plan import Array, SamplerOutput
@@ -220,7 +221,7 @@ def test_logprobs_are_of_all_tokens(llm: LLM, reference: Callable[[str], LlamaFo
 )
 def test_a_constraint_that_cannot_be_kept_is_refused_at_once(llm: LLM, options: dict[str, str], field: str) -> None:
     with pytest.raises(InvalidRequest) as error:
-        llm.engine.submit(Request("bad", (1,), SamplingParams(**options)), Sink())  # type: ignore[arg-type]
+        llm.engine.submit(Request((1,), SamplingParams(**options), "bad"), Sink())  # type: ignore[arg-type]
     assert error.value.field == field
     assert llm.engine.num_live == 0
 
@@ -228,7 +229,7 @@ def test_a_constraint_that_cannot_be_kept_is_refused_at_once(llm: LLM, options: 
 def test_an_aborted_request_frees_all(llm: LLM) -> None:
     sink = Sink()
     params = replace(DIGITS, n=4, max_new_tokens=600)
-    llm.engine.submit(Request("digits", (1, 2), params), sink)
+    llm.engine.submit(Request((1, 2), params, "digits"), sink)
     assert sink.begun.wait(60)
     assert llm.engine.abort("digits")
     assert isinstance(sink.error(), Cancelled)
@@ -251,8 +252,8 @@ def test_a_constraint_that_fails_ends_only_its_request(llm: LLM, monkeypatch: py
     whole = Matcher.write_mask
     free, bad = Sink(), Sink()
     monkeypatch.setattr(Matcher, "write_mask", write_mask)
-    llm.engine.submit(Request("free", (1, 2), KINDS["free"]), free)
-    llm.engine.submit(Request("bad", (1, 2), replace(DIGITS, max_new_tokens=50)), bad)
+    llm.engine.submit(Request((1, 2), KINDS["free"], "free"), free)
+    llm.engine.submit(Request((1, 2), replace(DIGITS, max_new_tokens=50), "bad"), bad)
     assert bad.error() is broken
     assert 1 < sum(isinstance(event, Delta) for event in bad.events) < 5
     assert free.over.wait(60)

@@ -15,7 +15,8 @@ from tk.infer import LLM, SamplingParams
 from tk.infer.engine import engine
 from tk.infer.engine.engine import Engine
 from tk.infer.engine.options import EngineOptions
-from tk.infer.engine.request.events import Event, Failed, Request, Started
+from tk.infer.engine.request.events import Event, Failed, Started
+from tk.infer.engine.request.request import Request
 from tk.infer.engine.schedule.live_request import LiveRequest
 from tk.infer.engine.schedule.scheduler import Scheduler
 from tk.infer.engine.step.step_plan import SamplerOutput
@@ -107,7 +108,7 @@ def test_a_defect_of_a_worker_is_named_and_its_traceback_is_in_the_log(
     workers = WorkerProcesses(1, 1, "tk.tests.infer.engine.worker.broken_worker")
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     with closing(Engine.start(options, processes=workers)) as engine:
-        engine.submit(Request("a", (1, 2), SHORT), events.put)
+        engine.submit(Request((1, 2), SHORT, "a"), events.put)
         started, failed = (events.get(timeout=60) for _ in range(2))
     assert isinstance(started, Started)
     assert isinstance(failed, Failed)

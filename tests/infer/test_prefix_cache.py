@@ -11,7 +11,7 @@ import pytest
 from tk.infer import LLM, SamplingParams
 from tk.infer.engine.kernels.backend import Backend
 from tk.infer.engine.request.completion import Completion, CompletionBuilder
-from tk.infer.engine.request.events import CacheOptions, Request
+from tk.infer.engine.request.request import CacheOptions, Request
 from tk.infer.engine.schedule.samples.sequence import Sequence as Sample
 from tk.tests.infer.engine.test_engine import Sink
 from tk.tests.infer.full_plan import Planned, full_plan
@@ -30,7 +30,7 @@ def answers(
     found = []
     for number, prompt in enumerate(prompts):
         sink, builder = Sink(), CompletionBuilder()
-        llm.engine.submit(Request(f"r{number}", prompt, params, **options), sink)  # type: ignore[arg-type]
+        llm.engine.submit(Request(prompt, params, f"r{number}", **options), sink)  # type: ignore[arg-type]
         assert sink.over.wait(120)
         for event in sink.events:
             builder.add(event)

@@ -133,7 +133,7 @@ def test_a_conversation_goes_on_and_a_new_one_forgets_it(
     assert browser.texts("article") == []
     say(browser, "three")
     browser.wait_for(lambda: done(browser) and answers(browser) == ["abc"])
-    prompts = [bytes(request.prompt).decode() for request in engine.requests]
+    prompts = [bytes(request.token_ids).decode() for request in engine.requests]
     assert prompts == ["<user>one", "<user>one<assistant>abc<user>two", "<user>three"]
     assert engine.requests[0].params.max_new_tokens == 256
     assert engine.requests[0].params.temperature == pytest.approx(0.7)
@@ -147,7 +147,7 @@ def test_a_model_without_a_chat_template_continues_a_text(browser: Browser, tmp_
     assert browser.text("#prompt-label") == "Text to continue"
     say(browser, "def main(")
     browser.wait_for(lambda: done(browser) and answers(browser) == ["abc"])
-    assert bytes(engine.requests[0].prompt[1:]) == b"def main("
+    assert bytes(engine.requests[0].token_ids[1:]) == b"def main("
     server.close()
     engine.close()
 

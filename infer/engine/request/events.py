@@ -1,4 +1,4 @@
-"""Requests and events, the engine's input and output: plain values without torch or grpc.
+"""Events, the output of the engine: plain values without torch or grpc.
 
 The events of a request are one Started, PromptLogprobs of a long prompt if these are asked for, Deltas of its n samples
 interleaved, one Finished per sample, and Done. At any point Failed can replace the rest.
@@ -8,10 +8,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import Final
 
-from ....core.argument_types import FLAG, TEXT, wrong_type
-from ....core.errors import InvalidRequest, TkError
-from ..grammar.grammar import Grammar
-from .sampling_params import SamplingParams
+from ....core.errors import TkError
 
 PROMPT_LOGPROBS_PER_EVENT: Final = 256
 
@@ -23,65 +20,6 @@ class FinishReason(enum.Enum):
     STOP_TOKEN = "stop_token"
     STOP_STRING = "stop_string"
     LENGTH = "length"
-
-
-@dataclass(frozen=True)
-class CacheOptions:
-    """The use of the prefix cache by one request; no option changes an answer.
-
-    Attributes:
-        bypass: whether the request neither reads nor fills the cache.
-        salt: only requests of the same salt share cached prefixes.
-
-    Raises:
-        InvalidRequest: a value has the wrong type.
-    """
-
-    bypass: bool = False
-    salt: str = ""
-
-    def __post_init__(self) -> None:
-        if (wrong := wrong_type(self, {"bypass": FLAG, "salt": TEXT})) is not None:
-            name, why = wrong
-            raise InvalidRequest(f"cache.{name} is {why}", field=f"cache.{name}")
-
-
-@dataclass(frozen=True)
-class Request:
-    """A prompt to continue.
-
-    Attributes:
-        request_id: the request's name, unique among the live requests of its principal.
-        prompt: the token ids, including special tokens.
-        params: the sampling options, which the engine validates at submission.
-        priority: the priority; requests with higher values run first.
-        deadline: the value of time.monotonic() after which the caller no longer waits for the answer, or None.
-        logprobs_from: the first place of the prompt that `params.prompt_logprobs` reports; the logits before it are
-            not computed.
-        principal: the name of the caller; principals with waiting requests of one priority get equal shares of tokens.
-            They share no cached prefixes, and each has request ids of its own.
-        weight: the principal's weight, above 0: twice the weight, twice the share.
-        cache: the use of the prefix cache.
-        grammar: the grammar of `params.constraint`; None = none, or `Engine.submit` builds it.
-        is_checked: whether the prompt comes from `checked_prompt`; else `Engine.submit` looks at every token id.
-    """
-
-    request_id: str
-    prompt: tuple[int, ...]
-    params: SamplingParams
-    priority: int = 0
-    deadline: float | None = None
-    logprobs_from: int = 0
-    principal: str = ""
-    weight: float = 1.0
-    cache: CacheOptions = field(default_factory=CacheOptions)
-    grammar: Grammar | None = None
-    is_checked: bool = False
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """The principal and the request id, which no other live request of an engine has."""
-        return self.principal, self.request_id
 
 
 @dataclass(frozen=True)

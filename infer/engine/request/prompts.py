@@ -1,6 +1,5 @@
 """The arguments of `generate`: one prompt or many, each text, ids or chat; one SamplingParams or one per prompt."""
 
-import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,7 +8,6 @@ from operator import index
 from typing import Any, Final, Protocol
 
 from ....core.errors import InvalidRequest, PromptTooLong
-from .events import CacheOptions, Request
 from .sampling_params import SamplingParams
 
 MAX_CHAT_MESSAGES: Final = 1024
@@ -33,7 +31,7 @@ class Conversation:
         for number, message in enumerate(self.messages):
             if set(message) != {"role", "content"} or not all(isinstance(value, str) for value in message.values()):
                 raise InvalidRequest(
-                    f'Message {number} is {_described(message)}; it must be {{"role": TEXT, "content": TEXT}}.',
+                    f'Message {number} is {described(message)}; it must be {{"role": TEXT, "content": TEXT}}.',
                     field=f"chat.messages[{number}]",
                 )
 
@@ -68,7 +66,7 @@ def as_prompt(prompt: GivenPrompt) -> Prompt:
         with suppress(TypeError):
             return tuple(map(index, prompt))
     raise InvalidRequest(
-        f"A prompt is {_described(prompt)}; it must be a str, a list of token ids or a Conversation.", field="prompt"
+        f"A prompt is {described(prompt)}; it must be a str, a list of token ids or a Conversation.", field="prompt"
     )
 
 
@@ -78,7 +76,7 @@ def as_prompts(prompts: GivenPrompts) -> list[Prompt]:
         return [as_prompt(prompts)]  # type: ignore[arg-type]  # a flat list, as its first element shows
     if not _is_sequence(prompts):
         raise InvalidRequest(
-            f"prompts is {_described(prompts)}; it must be a str, a list of token ids, a Conversation, or a list of "
+            f"prompts is {described(prompts)}; it must be a str, a list of token ids, a Conversation, or a list of "
             "these.",
             field="prompt",
         )
@@ -99,22 +97,10 @@ def as_params(params: SamplingParams | Sequence[SamplingParams] | None, num_prom
     if isinstance(params, SamplingParams):
         return [params] * num_prompts
     if not _is_sequence(params) or not all(isinstance(one, SamplingParams) for one in params):
-        raise InvalidRequest(f"params is {_described(params)}; it must be one SamplingParams, or a list of these.")
+        raise InvalidRequest(f"params is {described(params)}; it must be one SamplingParams, or a list of these.")
     if len(params) != num_prompts:
         raise InvalidRequest(f"{len(params)} SamplingParams for {num_prompts} prompts; pass one, or one per prompt.")
     return list(params)
-
-
-def check_options(params: object, cache: object) -> None:
-    """Checks that the options of a call are what they should be.
-
-    Raises:
-        InvalidRequest: one of them is not.
-    """
-    if not isinstance(params, SamplingParams):
-        raise InvalidRequest(f"params is {_described(params)}; it must be a SamplingParams.")
-    if not isinstance(cache, CacheOptions | None):
-        raise InvalidRequest(f"cache is {_described(cache)}; it must be a CacheOptions, or None.", field="cache")
 
 
 def check_num_messages(number: int) -> None:
@@ -164,24 +150,12 @@ def prompt_tokens(tokenizer: Encoder | None, prompt: Prompt, special_tokens: boo
     return tuple(tokenizer.encode(prompt, special_tokens=special_tokens))
 
 
-def make_request(
-    tokenizer: Encoder | None, prompt: Prompt, params: SamplingParams, cache: CacheOptions | None = None
-) -> Request:
-    """Returns a request with an id of its own.
-
-    Raises:
-        InvalidRequest: see `prompt_tokens`; or `params` or `cache` have the wrong type.
-    """
-    check_options(params, cache)
-    tokens = prompt_tokens(tokenizer, prompt)
-    return Request(uuid.uuid4().hex, tokens, params, cache=cache or CacheOptions())
+def described(value: Any) -> str:
+    """Returns a value and its type, for an error."""
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 
 
 def _is_sequence(value: Any) -> bool:
     """Returns whether a value is a list, tuple, range or array, but neither bytes nor a mapping."""
     return hasattr(value, "__getitem__") and hasattr(value, "__len__") and not isinstance(value, (bytes, dict))
-
-
-def _described(value: Any) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

@@ -11,8 +11,9 @@ from typing import Final
 
 from ....core.errors import InvalidRequest
 from .completion import Completion
-from .events import Request, TokenLogprob
+from .events import TokenLogprob
 from .prompts import Conversation, Encoder, Prompt, prompt_tokens
+from .request import Request
 from .sampling_params import SamplingParams
 
 _FORCED: Final = 1e9  # the bias of the last token; no logit comes near it
@@ -91,7 +92,7 @@ def score_request(prompt: Sequence[int], continuation: Sequence[int], top: int =
         logprobs=max(1, top),
         prompt_logprobs=max(1, top) if len(continuation) > 1 else None,
     )
-    return Request(uuid.uuid4().hex, tokens[:-1], params, logprobs_from=len(prompt))
+    return Request(tokens[:-1], params, uuid.uuid4().hex, logprobs_from=len(prompt))
 
 
 def score_of(completion: Completion, prompt_tokens: int) -> Score:

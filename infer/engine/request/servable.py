@@ -6,8 +6,9 @@ from typing import Final
 
 from ....core.errors import InvalidRequest
 from ..grammar.compiler import Grammars
-from .events import ModelInfo, Request
+from .events import ModelInfo
 from .prompts import check_length
+from .request import Request
 
 _MAX_TOP_K: Final = 2**31 - 1  # the plan's width; no vocabulary is larger
 
@@ -28,9 +29,9 @@ def check_servable(request: Request, info: ModelInfo, has_tokenizer: bool) -> No
     params.validate(vocab_size)
     if params.top_k > _MAX_TOP_K:
         raise InvalidRequest(f"sampling.top_k is {params.top_k}; it must be at most {_MAX_TOP_K}.", "sampling.top_k")
-    check_length(len(request.prompt), info.max_model_len)
+    check_length(len(request.token_ids), info.max_model_len)
     if not request.is_checked:
-        checked_prompt(request.prompt, vocab_size)
+        checked_prompt(request.token_ids, vocab_size)
     if params.stop and not has_tokenizer:
         raise InvalidRequest(
             "Stop strings need text, and the checkpoint has no tokenizer.json; use stop_token_ids.",
@@ -61,4 +62,4 @@ def with_grammar(request: Request, grammars: Grammars) -> Request:
     if constraint is None or request.grammar is not None:
         return request
     keep = request.params.keep_special_tokens
-    return replace(request, grammar=grammars.compile(constraint, request.principal, request.prompt, keep))
+    return replace(request, grammar=grammars.compile(constraint, request.principal, request.token_ids, keep))

@@ -20,13 +20,13 @@ from ..request.events import (
     Finished,
     ModelInfo,
     PromptLogprobs,
-    Request,
     Started,
     Timing,
     TokenLogprob,
     TopLogprob,
     Usage,
 )
+from ..request.request import Request
 from ..request.sampling_params import SamplingParams
 from ..step.step_plan import SamplerOutput, SamplingRow
 from .samples.output import Ending, SampleOutput
@@ -97,7 +97,7 @@ class LiveRequest:
     def __init__(
         self, request: Request, arrival: int, seed: int, served: Served, on_event: Callable[[Event], None]
     ) -> None:
-        params, num_prompt = request.params, len(request.prompt)
+        params, num_prompt = request.params, len(request.token_ids)
         max_new = served.max_model_len - num_prompt if params.max_new_tokens is None else params.max_new_tokens
         max_new = max(1, max_new)  # the scheduler then refuses a prompt without room for a token as too long
         eos_token_ids = frozenset[int]() if params.ignore_eos else served.eos_token_ids
@@ -118,7 +118,7 @@ class LiveRequest:
                 arrival=arrival,
                 params=params,
                 seed=seed,
-                prompt=request.prompt,
+                prompt=request.token_ids,
                 max_tokens=num_prompt + max_new,
                 priority=request.priority,
                 principal=request.principal,
@@ -254,7 +254,7 @@ class LiveRequest:
             self._due.append(PromptLogprobs(self._next_reported, known))
         else:
             self._started = True
-            num_prompt = len(request.prompt)
+            num_prompt = len(request.token_ids)
             self._due.append(Started(request.request_id, num_prompt, self._num_cached, self.seed, known, self._step))
         self._next_reported += len(known)
 
@@ -281,12 +281,12 @@ class LiveRequest:
     def _prompt_end(self) -> PromptEnd:
         if self._tokenizer is None:
             return NO_PROMPT
-        return PromptEnd.of(self._tokenizer, self.request.prompt, self.request.params.keep_special_tokens)
+        return PromptEnd.of(self._tokenizer, self.request.token_ids, self.request.params.keep_special_tokens)
 
     @cached_property
     def _first_visible(self) -> int:
         """The place of the prompt's first token that has a text; that of its last one if none has."""
-        tokenizer, keep, prompt = self._tokenizer, self.request.params.keep_special_tokens, self.request.prompt
+        tokenizer, keep, prompt = self._tokenizer, self.request.params.keep_special_tokens, self.request.token_ids
         if tokenizer is None:
             return 0
         places = (place for place, token in enumerate(prompt) if tokenizer.is_visible(token, keep))

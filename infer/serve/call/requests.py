@@ -3,8 +3,8 @@
 from typing import Final
 
 from ....core.errors import InvalidRequest, PromptTooLong
-from ...engine.request.asked_request import AskedRequest
 from ...engine.request.events import ModelInfo
+from ...engine.request.request import Request
 from ...engine.request.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
 from ..access.tokens import ADMIN, Caller
 from ..errors import RoleMissing, UnknownModel
@@ -12,7 +12,7 @@ from ..errors import RoleMissing, UnknownModel
 MAX_SALT: Final = 1024
 
 
-def check_request(asked: AskedRequest, info: ModelInfo, caller: Caller) -> None:
+def check_request(asked: Request, info: ModelInfo, caller: Caller) -> None:
     """Checks a request's counts, model and priority.
 
     Raises:

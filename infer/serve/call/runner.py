@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Final
 
 from ....core.errors import Cancelled
-from ...engine.request.asked_request import AskedRequest
-from ...engine.request.events import Request
 from ...engine.request.prompts import Conversation, check_length
+from ...engine.request.request import Request
 from ...engine.request.sampling_params import SamplingParams
 from ...engine.request.servable import checked_prompt, with_grammar
 from ...engine.request.streams import CROWD, EventStream, Wakeups
@@ -56,7 +55,7 @@ class RequestRunner:
 
     @asynccontextmanager
     async def run(
-        self, asked: AskedRequest, caller: Caller, on_admitted: Callable[[str], Awaitable[object]]
+        self, asked: Request, caller: Caller, on_admitted: Callable[[str], Awaitable[object]]
     ) -> AsyncIterator[EventStream]:
         """Runs a request in the engine while the body runs, and yields its events.
 
@@ -104,7 +103,7 @@ class RequestRunner:
         for stream in self.live.streams():
             stream.interrupt(Draining("The server ended before the request did; ask another one."))
 
-    async def _engine_request(self, asked: AskedRequest, request_id: str, caller: Caller) -> Request:
+    async def _engine_request(self, asked: Request, request_id: str, caller: Caller) -> Request:
         """Makes the engine's request; checks options and length before it copies or tokenizes a long prompt."""
         info = self.engine.info
         asked.params.validate(info.vocab_size)
@@ -113,9 +112,9 @@ class RequestRunner:
         params = self._with_default_length(asked.params, len(ids))
         self._check_response_size(params, len(ids) - asked.logprobs_from, asked.at_once)
         made = Request(
-            request_id,
             await _checked(ids, info.vocab_size),
             params,
+            request_id,
             priority=asked.priority,
             deadline=asked.deadline,
             logprobs_from=asked.logprobs_from,
@@ -128,7 +127,7 @@ class RequestRunner:
             return made
         return await asyncio.to_thread(with_grammar, made, self.engine.grammars)
 
-    async def _tokens(self, asked: AskedRequest, caller: Caller) -> Sequence[int]:
+    async def _tokens(self, asked: Request, caller: Caller) -> Sequence[int]:
         match asked.prompt:
             case str():
                 return await self.prompts.of_text(asked.prompt, asked.special_tokens)

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from ....core.errors import InvalidRequest
 from ....proto.v1 import generation_pb2 as pb
 from ...client.wire import cache_from_request, params_from_request
-from ...engine.request.asked_request import AskedRequest
 from ...engine.request.prompts import Conversation, GivenPrompt
+from ...engine.request.request import Request
 from ..call.requests import check_counts
 
 
-def asked_request(message: pb.GenerateRequest, prompt: GivenPrompt) -> AskedRequest:
+def asked_request(message: pb.GenerateRequest, prompt: GivenPrompt) -> Request:
     """Returns the request of a message, without a deadline.
 
     Args:
@@ -22,7 +22,7 @@ def asked_request(message: pb.GenerateRequest, prompt: GivenPrompt) -> AskedRequ
     """
     stopping, cache = message.stopping, cache_from_request(message)
     check_counts(len(message.sampling.logit_bias), len(stopping.stop), len(stopping.stop_token_ids), cache.salt)
-    return AskedRequest(
+    return Request(
         prompt,
         params_from_request(message),
         model=message.model,

@@ -10,8 +10,8 @@ from typing import Final, TypeVar
 from ....proto.v1 import generation_pb2 as pb
 from ....proto.v1 import generation_pb2_grpc as pb_grpc
 from ...client.wire import completion_to_wire, event_to_wire, model_info_to_wire, score_to_wire
-from ...engine.request.asked_request import AskedRequest
 from ...engine.request.completion import Completion, CompletionBuilder
+from ...engine.request.request import Request
 from ...engine.request.score import score_request
 from ...engine.request.streams import EventStream
 from ..call.request_log import RequestLog
@@ -56,7 +56,7 @@ class GenerationService(pb_grpc.GenerationServicer):
         self._log.describe(call.record, prompt)
         scored = score_request(*await self._runner.prompts.of_score(prompt, continuation, request.top), request.top)
         call.record.params, call.record.operation = scored.params, "score"
-        asked = AskedRequest(
+        asked = Request(
             scored.prompt,
             scored.params,
             logprobs_from=scored.logprobs_from,

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from ...engine.request.events import Event, Request
+from ...engine.request.events import Event
+from ...engine.request.request import Request
 from .request_record import RequestRecord
 
 OnEvent = Callable[[Event], None]

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Final
 
-from ...engine.request.events import Delta, Done, Event, Failed, Finished, Request, Timing
+from ...engine.request.events import Delta, Done, Event, Failed, Finished, Timing
+from ...engine.request.request import Request
 from . import catalog
 from .observer import Observer, OnEvent
 from .request_record import RequestRecord

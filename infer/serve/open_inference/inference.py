@@ -10,7 +10,7 @@ from typing import Final
 from ....core.errors import InvalidRequest
 from ....proto.open_inference import open_inference_pb2 as oip
 from ....proto.v1 import generation_pb2 as pb
-from ...engine.request.asked_request import AskedRequest
+from ...engine.request.request import Request
 from ..errors import UnknownModel
 from ..grpc.from_messages import asked_request
 from .parameters import read_parameters, read_timeout, unknown_parameter
@@ -37,7 +37,7 @@ class Inference:
         names: the names of the parameters by the names of the wire's fields.
     """
 
-    request: AskedRequest
+    request: Request
     version: str
     outputs: tuple[str, ...]
     is_raw: bool

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ....core.errors import InvalidRequest
-from ...engine.request.asked_request import AskedRequest
 from ...engine.request.prompts import Conversation, GivenPrompt
+from ...engine.request.request import Request
 from ...engine.request.sampling_params import SamplingParams
 from .fields import Fields, is_id_list
 from .sampling_fields import NOT_BUILT, read_options
@@ -28,7 +28,7 @@ class AskedCompletion:
         has_logprobs: whether tokens come with their log-probabilities.
     """
 
-    requests: tuple[AskedRequest, ...]
+    requests: tuple[Request, ...]
     samples: int
     is_streamed: bool
     has_usage: bool
@@ -94,7 +94,7 @@ def _asked(
     fields.refuse_rest(NOT_BUILT)
     params = SamplingParams(**options)
     requests = tuple(
-        AskedRequest(prompt, params, model=model, request_id=name, at_once=not is_streamed) for name, prompt in prompts
+        Request(prompt, params, model=model, request_id=name, at_once=not is_streamed) for name, prompt in prompts
     )
     return AskedCompletion(requests, samples, is_streamed, has_usage, params.logprobs is not None)
 

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
-from ...engine.request.asked_request import AskedRequest
 from ...engine.request.events import ModelInfo, SentEvent
+from ...engine.request.request import Request
 from ...engine.request.streams import EventStream
 from ...engine.schedule.books import EngineLoad
 from ..call.request_log import RequestLog
@@ -59,7 +59,7 @@ class ServedModel:
         """The seconds until a server that takes no requests may take some again, if it knows."""
         return self._runner.lifecycle.retry_after
 
-    def running(self, asked: AskedRequest, call: HttpCall) -> AbstractAsyncContextManager[EventStream]:
+    def running(self, asked: Request, call: HttpCall) -> AbstractAsyncContextManager[EventStream]:
         """Returns the context in which a request runs in the engine; its value has the request's events.
 
         Raises:
@@ -78,7 +78,7 @@ class ServedModel:
 @asynccontextmanager
 async def running_all(
     model: ServedModel,
-    requests: Sequence[AskedRequest],
+    requests: Sequence[Request],
     call: HttpCall,
 ) -> AsyncIterator[AsyncIterator[Numbered]]:
     """Runs requests while the body runs, and yields their events with the number of each event's request.

@@ -9,7 +9,8 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from ....core.errors import StorageError, TkError, WorkerDied
 from ...engine.grammar.compiler import Grammars
-from ...engine.request.events import Event, ModelInfo, Request
+from ...engine.request.events import Event, ModelInfo
+from ...engine.request.request import Request
 from ..engine_protocol import LoadingEngine, ServedTokenizer
 from ..errors import CannotReload, Draining
 from .switched_books import SwitchedBooks

@@ -4,7 +4,8 @@ import threading
 import uuid
 from typing import Final
 
-from ...engine.request.events import CacheOptions, Done, Event, Failed, Request
+from ...engine.request.events import Done, Event, Failed
+from ...engine.request.request import CacheOptions, Request
 from ...engine.request.sampling_params import SamplingParams
 from ..engine_protocol import ServedEngine
 
@@ -25,7 +26,7 @@ def warm_up(engine: ServedEngine) -> None:
             last.append(event)
             over.set()
 
-    engine.submit(Request(uuid.uuid4().hex, (0,), _ONE_TOKEN, cache=CacheOptions(bypass=True)), on_event)
+    engine.submit(Request((0,), _ONE_TOKEN, uuid.uuid4().hex, cache=CacheOptions(bypass=True)), on_event)
     over.wait()
     for event in last:
         if isinstance(event, Failed):

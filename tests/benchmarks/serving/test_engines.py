@@ -8,7 +8,8 @@ import pytest
 from tk.benchmarks.peers.token_clock import NotTogether, Workload
 from tk.benchmarks.serving.engines import EngineContestant, engine
 from tk.infer import LLM
-from tk.infer.engine.request.events import Event, Request
+from tk.infer.engine.request.events import Event
+from tk.infer.engine.request.request import Request
 from tk.tests.infer.serve.tiny_model import write_tiny_model
 
 TOGETHER = (0.0, [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
@@ -38,7 +39,7 @@ def test_a_seed_gives_every_run_the_same_prompts(
         submit = opened.llm.engine.submit
 
         def recorded(request: Request, emit: Callable[[Event], None]) -> None:
-            prompts.append(request.prompt)
+            prompts.append(request.token_ids)
             submit(request, emit)
 
         monkeypatch.setattr(opened.llm.engine, "submit", recorded)

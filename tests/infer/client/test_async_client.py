@@ -11,7 +11,8 @@ from tk.core.errors import InvalidRequest, Overloaded, WorkerDied
 from tk.infer.client import attempts as attempts_module
 from tk.infer.client.async_client import AsyncClient
 from tk.infer.client.remote_errors import Unavailable
-from tk.infer.engine.request.events import CacheOptions, Delta, Done, Finished, Request, Started
+from tk.infer.engine.request.events import Delta, Done, Finished, Started
+from tk.infer.engine.request.request import CacheOptions, Request
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.tests.infer.serve.fake_engine import INFO, FakeEngine, ServerThread, delta, finished, started
 
@@ -32,7 +33,7 @@ def run(server: ServerThread, monkeypatch: pytest.MonkeyPatch) -> Callable[[Work
 
 
 def test_many_prompts_at_a_time_come_back_in_order(run: Callable[[Work], Any], engine: FakeEngine) -> None:
-    engine.script = lambda request: [started(request), delta(bytes(request.prompt[1:]).decode()), finished(), Done()]
+    engine.script = lambda request: [started(request), delta(bytes(request.token_ids[1:]).decode()), finished(), Done()]
     prompts = [f"prompt {number}" for number in range(100)]
     completions = run(lambda client: client.generate(prompts, SamplingParams(seed=3), CacheOptions(salt="s")))
     assert [completion.text for completion in completions] == prompts

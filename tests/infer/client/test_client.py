@@ -14,17 +14,16 @@ from tk.infer.client import attempts as attempts_module
 from tk.infer.client.client import Client
 from tk.infer.client.remote_errors import RemoteError, Unavailable
 from tk.infer.engine.request.events import (
-    CacheOptions,
     Delta,
     Done,
     Event,
     FinishReason,
     PromptLogprobs,
-    Request,
     Started,
     TokenLogprob,
     TopLogprob,
 )
+from tk.infer.engine.request.request import CacheOptions, Request
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.tests.infer.serve.fake_engine import INFO, FakeEngine, ServerThread, delta, finished, started
 
@@ -43,7 +42,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def echo(request: Request) -> list[Event]:
     """Says its prompt back, without the first token."""
-    return [started(request), delta(bytes(request.prompt[1:]).decode()), finished(), Done()]
+    return [started(request), delta(bytes(request.token_ids[1:]).decode()), finished(), Done()]
 
 
 def test_one_completion_per_prompt_in_order(client: Client, engine: FakeEngine) -> None:
@@ -67,13 +66,13 @@ def test_prompts_are_one_or_many_text_or_ids(
 ) -> None:
     completions = client.generate(prompts)
     assert [completion.text for completion in completions] == ["abc"] * len(seen)
-    assert sorted(request.prompt for request in engine.requests) == sorted(seen)
+    assert sorted(request.token_ids for request in engine.requests) == sorted(seen)
 
 
 def test_params_are_one_for_all_or_one_each(client: Client, engine: FakeEngine) -> None:
     each = [SamplingParams(seed=seed, n=2, logit_bias={seed: 0.5}, stop=("x",), top_k=seed) for seed in (1, 2)]
     client.generate([[1], [2]], each)
-    assert {request.prompt[0]: request.params for request in engine.requests} == {1: each[0], 2: each[1]}
+    assert {request.token_ids[0]: request.params for request in engine.requests} == {1: each[0], 2: each[1]}
     with pytest.raises(InvalidRequest, match="2 SamplingParams for 1 prompts"):
         client.generate("hi", each)
 

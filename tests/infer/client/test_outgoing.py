@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from tk.core.errors import InvalidRequest
-from tk.infer.client.outgoing import detokenize_message, messages_for, score_messages, tokenize_message
-from tk.infer.engine.request.events import CacheOptions
+from tk.infer.client.outgoing import detokenize_message, message_for, score_messages, tokenize_message
 from tk.infer.engine.request.prompts import Conversation, GivenPrompt
+from tk.infer.engine.request.request import CacheOptions, as_requests
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.proto.v1 import generation_pb2 as pb
 
@@ -16,12 +16,12 @@ HI = Conversation([{"role": "user", "content": "hi"}])
 
 def test_a_request_has_what_differs_from_the_defaults() -> None:
     prompts: list[GivenPrompt] = ["a", [5, 6], HI]
-    text, ids, chat = messages_for(prompts, SamplingParams(seed=3), CacheOptions(salt="s"))
+    text, ids, chat = map(message_for, as_requests(prompts, SamplingParams(seed=3), CacheOptions(salt="s")))
     assert text.WhichOneof("prompt") == "text"
     assert list(ids.tokens.ids) == [5, 6]
     assert [(each.role, each.content) for each in chat.chat.messages] == [("user", "hi")]
     assert all((each.sampling.seed, each.cache.salt) == (3, "s") for each in (text, ids, chat))
-    [empty] = messages_for([[]], None, None)
+    [empty] = map(message_for, as_requests([[]], None, None))
     assert empty.WhichOneof("prompt") == "tokens", "the server says what is wrong with it"
     assert not empty.HasField("cache")
 

@@ -18,7 +18,6 @@ from tk.infer.client.wire import (
 )
 from tk.infer.engine.request.completion import Choice, Completion
 from tk.infer.engine.request.events import (
-    CacheOptions,
     Delta,
     Finished,
     FinishReason,
@@ -31,6 +30,7 @@ from tk.infer.engine.request.events import (
     TopLogprob,
     Usage,
 )
+from tk.infer.engine.request.request import CacheOptions
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.proto.v1 import generation_pb2 as pb
 from tk.tests.infer.every_option import EVERY_OPTION

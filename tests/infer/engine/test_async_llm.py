@@ -13,7 +13,7 @@ import pytest
 from tk.core.errors import Cancelled, ConfigError, InvalidRequest
 from tk.infer import LLM, AsyncLLM, SamplingParams
 from tk.infer.engine.engine import Engine
-from tk.infer.engine.request.prompts import make_request
+from tk.infer.engine.request.request import as_requests
 
 GREEDY = SamplingParams(temperature=0, max_new_tokens=24, ignore_eos=True)
 ENDLESS = SamplingParams(max_new_tokens=600, ignore_eos=True)
@@ -69,7 +69,7 @@ def test_an_event_loop_is_woken_once_per_step(async_llm: AsyncLLM, monkeypatch: 
             return call_soon(callback, *arguments)
 
         monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
-        await async_llm._complete([make_request(None, tuple(prompt), GREEDY) for prompt in PROMPTS])
+        await async_llm._complete(as_requests(PROMPTS, GREEDY, None))
 
     monkeypatch.setattr(workers, "receive", received)
     asyncio.run(run())

@@ -24,17 +24,8 @@ from tk.infer import LLM, SamplingParams
 from tk.infer.engine.engine import Engine
 from tk.infer.engine.options import EngineOptions
 from tk.infer.engine.planning import memory_plan
-from tk.infer.engine.request.events import (
-    Delta,
-    Done,
-    Event,
-    Failed,
-    Finished,
-    FinishReason,
-    ModelInfo,
-    Request,
-    Started,
-)
+from tk.infer.engine.request.events import Delta, Done, Event, Failed, Finished, FinishReason, ModelInfo, Started
+from tk.infer.engine.request.request import Request
 from tk.tests.infer.serve.serving import stopped
 
 GREEDY = SamplingParams(temperature=0, max_new_tokens=24, ignore_eos=True)
@@ -183,7 +174,7 @@ def test_stop_strings_and_the_end_token(llm: LLM) -> None:
 def test_order_of_events(llm: LLM) -> None:
     sink = Sink()
     params = SamplingParams(seed=77, n=2, max_new_tokens=3, ignore_eos=True, prompt_logprobs=0)
-    llm.engine.submit(Request("events", (1, 2, 3), params), sink)
+    llm.engine.submit(Request((1, 2, 3), params, "events"), sink)
     assert sink.over.wait(60)
     started, *rest, done = sink.events
     assert isinstance(started, Started)
@@ -202,7 +193,7 @@ def test_order_of_events(llm: LLM) -> None:
 
 
 def test_a_prompt_that_never_fits_is_refused_before_its_samples_take_memory(llm: LLM) -> None:
-    request = Request("long", (5,) * 1_000_000, SamplingParams(n=16, max_new_tokens=1))
+    request = Request((5,) * 1_000_000, SamplingParams(n=16, max_new_tokens=1), "long")
     tracemalloc.start()
     try:
         with pytest.raises(PromptTooLong, match="1000000 tokens"):
@@ -217,7 +208,7 @@ def test_abort_frees_everything(llm: LLM) -> None:
     aborted = threading.Event()
     sinks = {f"abort-{i}": Sink(lambda: aborted.wait(60)) for i in range(12)}  # more than fit
     for name, sink in sinks.items():
-        engine.submit(Request(name, tuple(range(60)), SamplingParams(max_new_tokens=500, ignore_eos=True)), sink)
+        engine.submit(Request(tuple(range(60)), SamplingParams(max_new_tokens=500, ignore_eos=True), name), sink)
     assert sinks["abort-0"].begun.wait(60)
     assert engine.books.num_free_blocks < engine.info.num_blocks
     for name in sinks:
@@ -236,11 +227,11 @@ def test_a_passed_deadline_ends_a_request(llm: LLM) -> None:
     params = SamplingParams(max_new_tokens=600, ignore_eos=True)
     late = Sink()
     with pytest.raises(DeadlinePassed, match="request late is not expected"):
-        llm.engine.submit(Request("late", (1, 2), params, deadline=time.monotonic() - 1), late)
+        llm.engine.submit(Request((1, 2), params, "late", deadline=time.monotonic() - 1), late)
     assert not late.events
     deadline = time.monotonic() + 1.0
     running = Sink(lambda: time.sleep(max(0.0, deadline - time.monotonic())))  # else it may end before
-    llm.engine.submit(Request("soon", (1, 2), params, deadline=deadline), running)
+    llm.engine.submit(Request((1, 2), params, "soon", deadline=deadline), running)
     assert isinstance(running.error(), DeadlinePassed)
     assert llm.engine.num_live == 0
 
@@ -261,7 +252,7 @@ def test_a_request_that_can_never_be_served_is_refused_at_once(
     llm: LLM, prompt: tuple[int, ...], params: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(InvalidRequest) as error:
-        llm.engine.submit(Request("bad", prompt, SamplingParams(**params)), Sink())
+        llm.engine.submit(Request(prompt, SamplingParams(**params), "bad"), Sink())
     assert error.value.field == field
     assert isinstance(error.value, PromptTooLong) == (len(prompt) == 640 or "max_new_tokens" in params)
     assert llm.engine.num_live == 0
@@ -277,7 +268,7 @@ def test_a_callback_that_fails_does_not_affect_other_requests(llm: LLM, caplog: 
     def broken(event: Event) -> None:
         raise RuntimeError("no room for events")
 
-    llm.engine.submit(Request("broken", (1,), GREEDY), broken)
+    llm.engine.submit(Request((1,), GREEDY, "broken"), broken)
     assert len(llm.generate([2], GREEDY)[0].token_ids) == 24
     assert "The callback of request broken failed" in caplog.text
 
@@ -289,20 +280,20 @@ def test_a_full_queue_and_a_live_name(model_folder: Callable[[str], Path]) -> No
         first, second = Sink(), Sink()
         long = SamplingParams(max_new_tokens=600, ignore_eos=True)
         with stopped(engine.worker_process_ids[0]):
-            engine.submit(Request("a", (1,), long), first)
+            engine.submit(Request((1,), long, "a"), first)
             with pytest.raises(InvalidRequest, match="id 'a' belongs to a live request") as error:
-                engine.submit(Request("a", (1,), long), Sink())
+                engine.submit(Request((1,), long, "a"), Sink())
             assert error.value.field == "request_id"
-            engine.submit(Request("b", (1,), GREEDY), second)
+            engine.submit(Request((1,), GREEDY, "b"), second)
             with pytest.raises(Overloaded):
-                engine.submit(Request("c", (1,), GREEDY), Sink())
+                engine.submit(Request((1,), GREEDY, "c"), Sink())
             engine.abort("a")
         assert second.over.wait(60)
         assert isinstance(second.events[-1], Done)
     finally:
         engine.close()
     with pytest.raises(Cancelled):
-        engine.submit(Request("d", (1,), GREEDY), Sink())
+        engine.submit(Request((1,), GREEDY, "d"), Sink())
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tk.infer import LLM
-from tk.infer.engine.request.events import Done, Event, Request
+from tk.infer.engine.request.events import Done, Event
+from tk.infer.engine.request.request import Request
 from tk.tests.infer.serve.fake_engine import FakeEngine, ServerThread, delta, finished, started
 from tk.tests.other_processes import check_outcomes
 
@@ -36,7 +37,7 @@ def test_a_client_works_in_the_process_that_made_it(name: str, engine: FakeEngin
     """In a fork of a process that called the server from another thread, calls waited for ever."""
 
     def echo(request: Request) -> list[Event]:
-        return [started(request), delta(bytes(request.prompt[1:]).decode()), finished(), Done()]
+        return [started(request), delta(bytes(request.token_ids[1:]).decode()), finished(), Done()]
 
     engine.script = echo
     check_outcomes(outcomes(name, server.target), name)

@@ -17,11 +17,11 @@ from tk.infer.engine.request.events import (
     Finished,
     FinishReason,
     ModelInfo,
-    Request,
     Started,
     Timing,
     Usage,
 )
+from tk.infer.engine.request.request import Request
 from tk.infer.engine.schedule.books import CacheBooks, EngineLoad, EngineTotals
 from tk.infer.serve.app import Server
 from tk.infer.serve.engine_protocol import ServedEngine
@@ -77,7 +77,7 @@ class ByteTokenizer:
 def started(request: Request) -> Started:
     return Started(
         request.request_id,
-        prompt_tokens=len(request.prompt),
+        prompt_tokens=len(request.token_ids),
         cached_tokens=0,
         seed=request.params.seed or 99,
         step=INFO.step,

@@ -10,7 +10,8 @@ import pytest
 
 from tk.infer.engine.grammar.compiler import Grammars
 from tk.infer.engine.grammar.grammar import Grammar
-from tk.infer.engine.request.events import Event, Request
+from tk.infer.engine.request.events import Event
+from tk.infer.engine.request.request import Request
 from tk.proto.open_inference import open_inference_pb2 as oip
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import AdminStub, GenerationStub

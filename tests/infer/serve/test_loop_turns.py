@@ -16,10 +16,10 @@ from tk.infer.engine.request.events import (
     Done,
     Event,
     PromptLogprobs,
-    Request,
     TokenLogprob,
     TopLogprob,
 )
+from tk.infer.engine.request.request import Request
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import GenerationStub
 from tk.tests.infer.serve.fake_engine import INFO, WAIT_SECONDS, FakeEngine, ServerThread, finished, started

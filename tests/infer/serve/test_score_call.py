@@ -15,13 +15,13 @@ from tk.infer.engine.request.events import (
     Event,
     Finished,
     FinishReason,
-    Request,
     Started,
     Timing,
     TokenLogprob,
     TopLogprob,
     Usage,
 )
+from tk.infer.engine.request.request import Request
 from tk.infer.engine.request.score import score_request
 from tk.proto.v1 import generation_pb2 as pb
 from tk.tests.infer.serve.fake_engine import INFO, WAIT_SECONDS, ByteTokenizer, FakeEngine
@@ -44,14 +44,14 @@ def place(token: int, greedy: int) -> TokenLogprob:
 
 def scored(request: Request) -> Sequence[Event]:
     """Each token has -0.5; the most probable one is always "c"."""
-    tokens = (*request.prompt[request.logprobs_from :], *request.params.logit_bias)
+    tokens = (*request.token_ids[request.logprobs_from :], *request.params.logit_bias)
     places = [place(token, ord("c")) for token in tokens]
-    started = Started(request.request_id, len(request.prompt), 0, 1, tuple(places[:-1]))
+    started = Started(request.request_id, len(request.token_ids), 0, 1, tuple(places[:-1]))
     delta = Delta(0, "", (tokens[-1],), tuple(places[-1:]))
     return [
         started,
         delta,
-        Finished(0, FinishReason.LENGTH, Usage(len(request.prompt), 0, 1), Timing(0, 0, 0, 0)),
+        Finished(0, FinishReason.LENGTH, Usage(len(request.token_ids), 0, 1), Timing(0, 0, 0, 0)),
         Done(),
     ]
 

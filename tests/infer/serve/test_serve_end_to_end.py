@@ -30,8 +30,9 @@ from tk.infer.engine.kernels.native.binding.library import instruction_sets
 from tk.infer.engine.kv_formats import KV_DTYPES
 from tk.infer.engine.llm import LLM
 from tk.infer.engine.options import KERNELS, WEIGHT_DTYPES
-from tk.infer.engine.request.events import CacheOptions, FinishReason, PromptLogprobs, Started
+from tk.infer.engine.request.events import FinishReason, PromptLogprobs, Started
 from tk.infer.engine.request.prompts import Conversation
+from tk.infer.engine.request.request import CacheOptions
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import GenerationStub

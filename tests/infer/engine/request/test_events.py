@@ -9,7 +9,6 @@ import pytest
 
 from tk.core.errors import InvalidRequest, TkError
 from tk.infer.engine.request.events import (
-    CacheOptions,
     Delta,
     Failed,
     Finished,
@@ -21,6 +20,7 @@ from tk.infer.engine.request.events import (
     TopLogprob,
     Usage,
 )
+from tk.infer.engine.request.request import CacheOptions
 from tk.proto.v1 import generation_pb2 as pb
 
 

@@ -8,16 +8,13 @@ import numpy as np
 import pytest
 
 from tk.core.errors import InvalidRequest, PromptTooLong
-from tk.infer.engine.request.events import CacheOptions
 from tk.infer.engine.request.prompts import (
     Conversation,
     as_params,
     as_prompt,
     as_prompts,
     check_length,
-    check_options,
     is_one_prompt,
-    make_request,
     prompt_tokens,
 )
 from tk.infer.engine.request.sampling_params import SamplingParams
@@ -107,27 +104,11 @@ def test_a_text_is_encoded_and_ids_stay() -> None:
         prompt_tokens(None, "ab")
 
 
-def test_requests_have_names_of_their_own() -> None:
-    params, cache = SamplingParams(seed=3), CacheOptions(salt="x")
-    requests = [make_request(Letters(), "a", params, each) for each in (cache, None)]
-    assert [request.cache for request in requests] == [cache, CacheOptions()]
-    assert [(request.prompt, request.params) for request in requests] == [((0, 97), params)] * 2
-    assert requests[0].request_id != requests[1].request_id
-
-
 @pytest.mark.parametrize("params", [{"temperature": 0}, "greedy", [None], [{}], 3])
 def test_params_are_one_or_a_list(params: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"^params is .*; it must be one SamplingParams, or a list of these"):
         as_params(params, 1)
     assert as_params([SamplingParams(n=2)], 1) == [SamplingParams(n=2)]
-
-
-def test_options_of_one_prompt_are_not_dicts() -> None:
-    with pytest.raises(InvalidRequest, match=r"^params is dict .*; it must be a SamplingParams"):
-        check_options({"temperature": 0}, None)
-    with pytest.raises(InvalidRequest, match=r"^cache is str 'tenant'; it must be a CacheOptions, or None") as error:
-        check_options(SamplingParams(), "tenant")
-    assert error.value.field == "cache"
 
 
 def test_a_conversation_is_one_prompt() -> None:

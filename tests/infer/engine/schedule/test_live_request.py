@@ -16,11 +16,11 @@ from tk.infer.engine.request.events import (
     Finished,
     FinishReason,
     PromptLogprobs,
-    Request,
     Started,
     TokenLogprob,
     TopLogprob,
 )
+from tk.infer.engine.request.request import Request
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.engine.schedule.live_request import LiveRequest, Served, has_candidates
 from tk.infer.engine.schedule.samples.scheduled_chunk import ScheduledChunk
@@ -39,7 +39,7 @@ PROMPT = (1, 2, 3)
 
 def live(events: list[Event] | None = None, prompt: tuple[int, ...] = PROMPT, **params: Any) -> LiveRequest:
     """Returns a request whose events go to a list."""
-    request = Request("r", prompt, SamplingParams(**params), priority=2)
+    request = Request(prompt, SamplingParams(**params), "r", priority=2)
     return LiveRequest(request, 4, 77, SERVED, ([] if events is None else events).append)
 
 
@@ -95,7 +95,7 @@ def test_a_constraint_chooses_among_candidates_where_the_mask_would_change_nothi
 
 def test_samples_take_no_memory_for_the_prompt() -> None:
     params = SamplingParams(n=16, repetition_penalty=1.2, prompt_logprobs=0)
-    one, many = (Request("r", (5,) * 1_000_000, replace(params, n=n)) for n in (1, 16))
+    one, many = (Request((5,) * 1_000_000, replace(params, n=n), "r") for n in (1, 16))
     served = replace(SERVED, block_size=256)
     tracemalloc.start()
     try:
@@ -139,7 +139,7 @@ def test_the_prompt_is_scored_where_that_was_asked_for() -> None:
 def test_scores_of_a_long_prompt_are_sent_as_they_are_computed() -> None:
     events: list[Event] = []
     prompt = tuple(range(700))
-    request = Request("r", prompt, SamplingParams(prompt_logprobs=0, max_new_tokens=1))
+    request = Request(prompt, SamplingParams(prompt_logprobs=0, max_new_tokens=1), "r")
     long = LiveRequest(request, 0, 77, replace(SERVED, max_model_len=1000, step=12), events.append)
     sequence, seen = long.sequences[0], []
     for start in range(0, 700, 100):
@@ -204,7 +204,7 @@ def test_a_callback_that_raises_gets_no_more_events(caplog: pytest.LogCaptureFix
         calls.append(event)
         raise RuntimeError("no room")
 
-    request = LiveRequest(Request("r", PROMPT, SamplingParams()), 0, 0, SERVED, sink)
+    request = LiveRequest(Request(PROMPT, SamplingParams(), "r"), 0, 0, SERVED, sink)
     for token in (5, 6):
         step(request, token)
         request.deliver()

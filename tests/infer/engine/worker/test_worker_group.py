@@ -26,7 +26,8 @@ from tk.infer.engine.engine import Engine
 from tk.infer.engine.kernels.native.binding.library import instruction_sets
 from tk.infer.engine.options import EngineOptions
 from tk.infer.engine.planning.job import Job
-from tk.infer.engine.request.events import Failed, Request
+from tk.infer.engine.request.events import Failed
+from tk.infer.engine.request.request import Request
 from tk.infer.engine.worker.ipc import Frame, error_frame, error_from, receive, send
 from tk.infer.engine.worker.processes import WorkerProcesses
 from tk.infer.engine.worker.step_watch import StepWatch
@@ -71,8 +72,8 @@ def test_a_killed_worker_fails_live_requests(
                 os.kill(workers[victim], signal.SIGKILL)
 
         if busy:
-            engine.submit(Request("a", (1, 2), LONG), sink)
-            engine.submit(Request("b", (1, 2), LONG), sink)
+            engine.submit(Request((1, 2), LONG, "a"), sink)
+            engine.submit(Request((1, 2), LONG, "b"), sink)
             submitted.set()
         else:
             os.kill(workers[victim], signal.SIGKILL)
@@ -80,7 +81,7 @@ def test_a_killed_worker_fails_live_requests(
         assert [type(error) for error in failures] == [WorkerDied] * (2 if busy else 0)
         assert all(f"rank {victim}" in str(error) and "signal 9" in str(error) for error in failures)
         with pytest.raises(WorkerDied):
-            engine.submit(Request("c", (1,), LONG), sink)
+            engine.submit(Request((1,), LONG, "c"), sink)
         assert engine.num_live == 0
         again = threading.Event()
         engine.watch(lambda error: again.set())
@@ -112,7 +113,7 @@ def test_requests_fail_before_the_dead_are_reaped(
     died = threading.Event()
     engine.watch(lambda error: died.set())
     try:
-        engine.submit(Request("a", (1, 2), LONG), sink)
+        engine.submit(Request((1, 2), LONG, "a"), sink)
         assert died.wait(20)
     finally:
         engine.close()
@@ -140,7 +141,7 @@ def test_killed_workers_start_again_and_give_the_same_tokens(llm: LLM, model_fol
             else:  # on the engine's thread, before the workers start again
                 assert len(failures) == 1
                 with pytest.raises(WorkerDied) as refused:
-                    engine.submit(Request("b", (1,), LONG), lambda event: None)
+                    engine.submit(Request((1,), LONG, "b"), lambda event: None)
                 assert refused.value.retry_after == error.retry_after
 
         def sink(event: object) -> None:
@@ -150,7 +151,7 @@ def test_killed_workers_start_again_and_give_the_same_tokens(llm: LLM, model_fol
                 os.kill(before[1], signal.SIGKILL)
 
         engine.watch(watcher)
-        engine.submit(Request("a", (1, 2), LONG), sink)
+        engine.submit(Request((1, 2), LONG, "a"), sink)
         assert back.wait(60)
         assert [type(error) for error in failures] == [WorkerDied]
         assert isinstance(failures[0], WorkerDied)
@@ -208,7 +209,7 @@ def test_close_ends_the_workers_and_live_requests(model_folder: Callable[[str], 
     engine = Engine.start(EngineOptions(model_folder("grouped"), kv_blocks=20))
     workers, failures = engine.worker_process_ids, []
     long = replace(LONG, n=16)  # so that it does not end before the close
-    engine.submit(Request("a", (1,), long), lambda event: failures.append(event) if isinstance(event, Failed) else None)
+    engine.submit(Request((1,), long, "a"), lambda event: failures.append(event) if isinstance(event, Failed) else None)
     engine.close()
     engine.close()
     assert [type(event.error).__name__ for event in failures] == ["Cancelled"]

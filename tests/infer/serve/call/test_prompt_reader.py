@@ -37,7 +37,7 @@ def chat(*messages: tuple[str, str]) -> pb.GenerateRequest:
 def test_a_conversation_is_rendered_and_no_special_token_is_added(stub: Any, engine: FakeEngine) -> None:
     stub.GenerateOnce(chat(("system", "é"), ("user", "hi")), timeout=WAIT_SECONDS)
     list(stub.Generate(chat(("user", "hi")), timeout=WAIT_SECONDS))
-    assert [bytes(request.prompt).decode() for request in engine.requests] == ["séuhi>", "uhi>"]
+    assert [bytes(request.token_ids).decode() for request in engine.requests] == ["séuhi>", "uhi>"]
 
 
 @pytest.mark.parametrize(

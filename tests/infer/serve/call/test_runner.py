@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tk.core.errors import Cancelled, InvalidRequest, Overloaded, TkError
-from tk.infer.engine.request.asked_request import AskedRequest
 from tk.infer.engine.request.events import Delta, Finished, SentEvent, Started
+from tk.infer.engine.request.request import Request
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.serve.access.tokens import Caller
 from tk.infer.serve.call.runner import RequestRunner
@@ -20,9 +20,9 @@ from tk.tests.infer.serve.fake_engine import FakeEngine, delta, started
 ALICE = Caller("alice", weight=3.0)
 
 
-def asked(**options: Any) -> AskedRequest:
+def asked(**options: Any) -> Request:
     fields: dict[str, Any] = {"prompt": "hi", "params": SamplingParams()}
-    return AskedRequest(**fields | options)
+    return Request(**fields | options)
 
 
 class Visit:
@@ -36,11 +36,11 @@ class Visit:
     async def admit(self, request_id: str) -> None:
         self.admitted.append(request_id)
 
-    async def events(self, request: AskedRequest) -> list[SentEvent]:
+    async def events(self, request: Request) -> list[SentEvent]:
         async with self.runner.run(request, ALICE, self.admit) as stream:
             return [event async for event in stream]
 
-    async def refusal(self, request: AskedRequest, kind: type[TkError]) -> None:
+    async def refusal(self, request: Request, kind: type[TkError]) -> None:
         before = len(self.admitted), len(self.runner.live)
         with pytest.raises(kind):
             await self.events(request)

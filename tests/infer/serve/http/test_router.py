@@ -10,7 +10,8 @@ from typing import cast
 
 import pytest
 
-from tk.infer.engine.request.events import Event, Request
+from tk.infer.engine.request.events import Event
+from tk.infer.engine.request.request import Request
 from tk.infer.serve.access.tokens import ADMIN, GENERATE, Caller, line_of, token_digest
 from tk.infer.serve.http.connection import MAX_BODY_BYTES
 from tk.tests.infer.serve.fake_engine import WAIT_SECONDS, FakeEngine, delta, started, whole_answer

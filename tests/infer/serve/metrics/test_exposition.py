@@ -4,7 +4,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tk.core.errors import Cancelled
-from tk.infer.engine.request.events import Done, Event, Failed, ModelInfo, Request
+from tk.infer.engine.request.events import Done, Event, Failed, ModelInfo
+from tk.infer.engine.request.request import Request
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.engine.schedule.books import EngineLoad, EngineTotals
 from tk.infer.serve.metrics.catalog import CATALOG
@@ -34,7 +35,7 @@ def counted() -> MetricsCollector:
     tally = RequestTally()
     answer: list[Event] = [delta("a"), delta("b"), finished(), Done()]
     for events in (answer, [Failed(Cancelled("aborted"))]):
-        on_event = tally.begin(Request("r", (1,), SamplingParams()), lambda event: None)
+        on_event = tally.begin(Request((1,), SamplingParams(), "r"), lambda event: None)
         for each in events:
             on_event(each)
     tally.refuse(RequestRecord("Generate", "alice", status="RESOURCE_EXHAUSTED"))

@@ -1,7 +1,8 @@
 """Observers: the one that ignores requests, several at once, and refusals."""
 
 from tk.core.errors import InvalidRequest
-from tk.infer.engine.request.events import Done, Event, Request
+from tk.infer.engine.request.events import Done, Event
+from tk.infer.engine.request.request import Request
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.serve.metrics.observer import Observer, Observers, OnEvent
 from tk.infer.serve.metrics.request_record import RequestRecord
@@ -32,7 +33,7 @@ class Recorder(Observer):
 def test_the_first_observer_is_nearest_to_the_reader() -> None:
     lines: list[str] = []
     observers = Observers([Recorder("one", lines), Recorder("two", lines)])
-    observers.begin(Request("r", (1,), SamplingParams()), lambda event: lines.append("read"))(Done())
+    observers.begin(Request((1,), SamplingParams(), "r"), lambda event: lines.append("read"))(Done())
     assert lines == ["one begins r", "two begins r", "two sees Done", "one sees Done", "read"]
 
 
@@ -52,4 +53,4 @@ def test_refusals_and_ends_reach_all_observers() -> None:
 def test_no_observer_adds_nothing_to_an_event() -> None:
     events: list[Event] = []
     push = events.append
-    assert Observer().begin(Request("r", (1,), SamplingParams()), push) is push
+    assert Observer().begin(Request((1,), SamplingParams(), "r"), push) is push

@@ -1,7 +1,8 @@
 """The counts of requests, event by event, on a clock of the test."""
 
 from tk.core.errors import Cancelled
-from tk.infer.engine.request.events import Done, Event, Failed, FinishReason, Request, Started
+from tk.infer.engine.request.events import Done, Event, Failed, FinishReason, Started
+from tk.infer.engine.request.request import Request
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.serve.metrics import catalog
 from tk.infer.serve.metrics.observer import Observer, OnEvent
@@ -10,7 +11,7 @@ from tk.infer.serve.metrics.tally import MOST_PRINCIPALS, NO_PRINCIPAL, OTHER_PR
 from tk.tests.clock import Clock
 from tk.tests.infer.serve.fake_engine import delta, finished
 
-REQUEST = Request("r", (1, 2), SamplingParams(n=2))
+REQUEST = Request((1, 2), SamplingParams(n=2), "r")
 
 
 def begin(tally: Observer) -> tuple[OnEvent, list[Event]]:

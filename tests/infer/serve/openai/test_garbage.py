@@ -13,8 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tk.infer.engine.request.asked_request import AskedRequest
-from tk.infer.engine.request.events import Request
+from tk.infer.engine.request.request import Request
 from tk.infer.engine.request.streams import EventStream
 from tk.infer.serve.access.tokens import GENERATE, Caller, line_of, token_digest
 from tk.infer.serve.http.connection import HttpConnection
@@ -26,7 +25,7 @@ from tk.tests.infer.serve.fake_engine import WAIT_SECONDS, FakeEngine, delta, st
 from tk.tests.infer.serve.http.http_server import HttpServerThread
 
 TIMES = 3
-OF_A_CALL = (RequestRecord, EventStream, AskedRequest, Request, HttpRequest, HttpConnection)
+OF_A_CALL = (RequestRecord, EventStream, Request, Request, HttpRequest, HttpConnection)
 
 
 class Garbage:

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import pytest
 
-from tk.infer.engine.request.events import Done, Event, Request, TokenLogprob, TopLogprob
+from tk.infer.engine.request.events import Done, Event, TokenLogprob, TopLogprob
+from tk.infer.engine.request.request import Request
 from tk.infer.engine.schedule.samples.output import Ending, SampleOutput
 from tk.tests.infer.serve.fake_engine import ByteTokenizer, FakeEngine, finished, started
 from tk.tests.infer.serve.http.http_server import HttpServerThread

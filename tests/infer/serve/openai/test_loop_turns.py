@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from tk.infer.engine.request.events import Delta, Done, Event, Request, TokenLogprob, TopLogprob
+from tk.infer.engine.request.events import Delta, Done, Event, TokenLogprob, TopLogprob
+from tk.infer.engine.request.request import Request
 from tk.tests.infer.serve.fake_engine import INFO, FakeEngine, finished, started
 from tk.tests.infer.serve.http.http_server import HttpServerThread
 from tk.tests.infer.serve.probed_loop import ProbedLoop, most_seconds
@@ -35,7 +36,7 @@ def test_no_body_holds_up_the_loop(probed: tuple[ProbedLoop, HttpServerThread], 
     loop.longest = 0.0
     body = b'{"max_tokens":3,"prompt":[' + b",".join([b"5"] * number) + b"]}"
     assert server.ask("/v1/completions", body).status == 200
-    assert len(engine.requests[0].prompt) == number
+    assert len(engine.requests[0].token_ids) == number
     assert loop.longest < most_seconds() / 2  # a body has a quarter of the bytes of a message
 
 

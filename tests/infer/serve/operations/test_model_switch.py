@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tk.core.errors import Cancelled, ConfigError, TkError, WorkerDied
-from tk.infer.engine.request.events import Done, Event, Failed, ModelInfo, Request
+from tk.infer.engine.request.events import Done, Event, Failed, ModelInfo
+from tk.infer.engine.request.request import Request
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.serve.errors import CannotReload, Draining
 from tk.infer.serve.operations.model_switch import ModelSwitch
@@ -87,7 +88,7 @@ class Bench:
 
     def ask(self, request_id: str) -> list[Event]:
         events: list[Event] = []
-        self.switch.submit(Request(request_id, (1,), SamplingParams()), events.append)
+        self.switch.submit(Request((1,), SamplingParams(), request_id), events.append)
         return events
 
 
@@ -247,7 +248,7 @@ def test_no_request_is_lost_while_engines_change(bench: Bench) -> None:
         number = 0
         while not over.is_set():
             number += 1
-            bench.switch.submit(Request(f"r{number}", (1,), SamplingParams()), record)
+            bench.switch.submit(Request((1,), SamplingParams(), f"r{number}"), record)
             time.sleep(0.0005)
         return number
 

@@ -16,7 +16,8 @@ from tk.core.errors import ConfigError
 from tk.infer.engine.engine import Engine
 from tk.infer.engine.grammar.grammar import Constraint
 from tk.infer.engine.options import EngineOptions
-from tk.infer.engine.request.events import Done, Event, Failed, Request
+from tk.infer.engine.request.events import Done, Event, Failed
+from tk.infer.engine.request.request import Request
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.serve.operations.model_switch import ModelSwitch
 from tk.infer.serve.operations.next_engine import begin_beside, run_of
@@ -55,7 +56,7 @@ def answer(switch: ModelSwitch[Engine], name: str) -> Event:
         if isinstance(event, Done | Failed):
             over.set()
 
-    switch.submit(Request(name, (1,), SamplingParams(max_new_tokens=3, regex=DIGITS.text)), on_event)
+    switch.submit(Request((1,), SamplingParams(max_new_tokens=3, regex=DIGITS.text), name), on_event)
     assert over.wait(WAIT_SECONDS)
     return events[-1]
 

@@ -1,0 +1,122 @@
+"""A request: the same values whatever the protocol, for the command line, `LLM` and `Client` alike."""
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from ....core.argument_types import FLAG, TEXT, wrong_type
+from ....core.errors import InvalidRequest
+from ..grammar.grammar import Grammar
+from .prompts import Encoder, GivenPrompt, GivenPrompts, as_params, as_prompt, as_prompts, described, prompt_tokens
+from .sampling_params import SamplingParams
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """The use of the prefix cache by one request; no option changes an answer.
+
+    Attributes:
+        bypass: whether the request neither reads nor fills the cache.
+        salt: only requests of the same salt share cached prefixes.
+
+    Raises:
+        InvalidRequest: a value has the wrong type.
+    """
+
+    bypass: bool = False
+    salt: str = ""
+
+    def __post_init__(self) -> None:
+        if (wrong := wrong_type(self, {"bypass": FLAG, "salt": TEXT})) is not None:
+            name, why = wrong
+            raise InvalidRequest(f"cache.{name} is {why}", field=f"cache.{name}")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt to continue.
+
+    Attributes:
+        prompt: a text, token ids with special tokens, or a conversation; the engine takes a tuple of token ids.
+        params: the sampling options, which the engine validates at submission.
+        request_id: the request's name, unique among the live requests of its principal; "" = a server makes one.
+        model: the name of the model that the caller wants; "" = any.
+        special_tokens: whether the tokenizer's special tokens are added to a text.
+        priority: requests with higher values run first; above 0 it needs the role admin of a server.
+        deadline: the value of time.monotonic() after which the caller no longer waits for the answer, or None.
+        logprobs_from: the first place of the prompt that `params.prompt_logprobs` reports; the logits before it are
+            not computed.
+        cache: the use of the prefix cache.
+        at_once: whether the whole answer is one message, whose size is bounded, where a server sends it.
+        principal: the name of the caller; principals with waiting requests of one priority get equal shares of tokens.
+            They share no cached prefixes, and each has request ids of its own.
+        weight: the principal's weight, above 0: twice the weight, twice the share.
+        grammar: the grammar of `params.constraint`; None = none, or `Engine.submit` builds it.
+        is_checked: whether the prompt comes from `checked_prompt`; else `Engine.submit` looks at every token id.
+    """
+
+    prompt: GivenPrompt
+    params: SamplingParams
+    request_id: str = ""
+    model: str = ""
+    special_tokens: bool = True
+    priority: int = 0
+    deadline: float | None = None
+    logprobs_from: int = 0
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    at_once: bool = False
+    principal: str = ""
+    weight: float = 1.0
+    grammar: Grammar | None = None
+    is_checked: bool = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The principal and the request id, which no other live request of an engine has."""
+        return self.principal, self.request_id
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The prompt, if it is token ids.
+
+        Raises:
+            InvalidRequest: it is still a text or a conversation.
+        """
+        if not isinstance(self.prompt, tuple):
+            raise InvalidRequest("The prompt is no tuple of token ids, which alone an engine computes.", field="prompt")
+        return self.prompt
+
+
+def as_request(prompt: GivenPrompt, params: SamplingParams | None, cache: CacheOptions | None) -> Request:
+    """Returns a request with an id of its own.
+
+    Args:
+        prompt: a str, token ids or a Conversation.
+        params: the sampling options; None = the defaults.
+        cache: the use of the prefix cache; None = the defaults.
+
+    Raises:
+        InvalidRequest: an argument has the wrong type.
+    """
+    if not isinstance(params, SamplingParams | None):
+        raise InvalidRequest(f"params is {described(params)}; it must be a SamplingParams.")
+    if not isinstance(cache, CacheOptions | None):
+        raise InvalidRequest(f"cache is {described(cache)}; it must be a CacheOptions, or None.", field="cache")
+    return Request(as_prompt(prompt), params or SamplingParams(), uuid.uuid4().hex, cache=cache or CacheOptions())
+
+
+def as_requests(
+    prompts: GivenPrompts, params: SamplingParams | Sequence[SamplingParams] | None, cache: CacheOptions | None
+) -> list[Request]:
+    """Returns a request for each prompt; the arguments are those of `LLM.generate`.
+
+    Raises:
+        InvalidRequest: see `as_request`; or there are not as many `params` as prompts.
+    """
+    given = as_prompts(prompts)
+    return [as_request(prompt, each, cache) for prompt, each in zip(given, as_params(params, len(given)), strict=True)]
+
+
+def tokenized(request: Request, tokenizer: Encoder | None) -> Request:
+    """Returns a request whose prompt is token ids; see `prompt_tokens`."""
+    return replace(request, prompt=prompt_tokens(tokenizer, as_prompt(request.prompt), request.special_tokens))
