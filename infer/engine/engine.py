@@ -72,7 +72,7 @@ class Engine:
         # of the table, so it looks them up without the lock.
         self._lock = threading.Lock()
         limits = Limits.of(options, memory.max_model_len)
-        self._scheduler = Scheduler(limits, memory.num_blocks, memory.block_size, memory.num_copies)
+        self._scheduler = Scheduler(limits, memory.num_blocks, memory.block_size, memory.num_twins)
         self.books = EngineBooks(self._scheduler, self._lock)
         self._live = LiveTable(self._scheduler, self._lock, options.max_running)
         self._availability = Availability()

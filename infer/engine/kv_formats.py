@@ -62,17 +62,17 @@ class KVFormat:
         return self.keys == INT4
 
     @property
-    def num_copied(self) -> int:
-        """How many of the two are copied in int8 for attention to near and first tokens: those of 4 bits."""
+    def num_twins(self) -> int:
+        """How many of the two have a twin, the same in int8, for attention to near and first tokens: those in int4."""
         return (self.keys == INT4) + (self.values == INT4)
 
     def num_bytes(self, head_dim: int) -> int:
-        """Returns the bytes of the key and the value of one token and kv head, without copies."""
+        """Returns the bytes of the key and the value of one token and kv head, without twins."""
         return self.keys.num_bytes(head_dim) + self.values.num_bytes(head_dim)
 
-    def copy_bytes(self, head_dim: int) -> int:
-        """Returns the bytes of the copies of the key and the value of one token and kv head."""
-        return self.num_copied * INT8.num_bytes(head_dim)
+    def twin_bytes(self, head_dim: int) -> int:
+        """Returns the bytes of the twins of the key and the value of one token and kv head."""
+        return self.num_twins * INT8.num_bytes(head_dim)
 
 
 FP8: Final = VectorFormat("fp8", 8 * FP8_E4M3.itemsize)  # e4m3; larger values become 448

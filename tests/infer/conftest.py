@@ -115,10 +115,10 @@ def make_runner(model_folder: Callable[[str], Path]) -> Callable[..., Backend]:
     """A backend in this process: folder or name of the model, dtype, KV dtype, number of blocks of 16 tokens."""
 
     def make(
-        model: str | Path, dtype: str, kv_dtype: str, num_blocks: int, kernels: str = "aten", num_copies: int = 0
+        model: str | Path, dtype: str, kv_dtype: str, num_blocks: int, kernels: str = "aten", num_twins: int = 0
     ) -> Backend:
         folder = model if isinstance(model, Path) else model_folder(model)
         size = (num_blocks, 0, BLOCK_SIZE, 512)
-        return load(Job(str(folder), kernels, dtype, kv_dtype, *size, num_copies=num_copies))
+        return load(Job(str(folder), kernels, dtype, kv_dtype, *size, num_twins=num_twins))
 
     return make

@@ -37,7 +37,7 @@ class History:
         num_new: the number of new tokens of each.
         ahead: the number of steps that are planned and sent before the tokens of the one before them are known.
         speculation: returns what makes the proposals for a prompt, by its number.
-        num_copies: the number of copies of blocks that the backend has (see `CacheShape`).
+        num_twins: the number of twins of blocks that the backend has (see `CacheShape`).
         num_samples: the samples of each prompt; without noise they are the same.
     """
 
@@ -50,14 +50,14 @@ class History:
         num_new: int,
         ahead: int = 0,
         speculation: Callable[[int], Speculation | None] = lambda number: None,
-        num_copies: int = 0,
+        num_twins: int = 0,
         num_samples: int = 1,
     ) -> None:
         self.runner = runner
         self.prompts = prompts
         self.num_new = num_new
         self.ahead = ahead
-        self.policy = Scheduler(Limits(min(MAX_RUNNING, budget), 99, budget, 640), num_blocks, BLOCK_SIZE, num_copies)
+        self.policy = Scheduler(Limits(min(MAX_RUNNING, budget), 99, budget, 640), num_blocks, BLOCK_SIZE, num_twins)
         self.writer, self.batch = BatchWriter(MAX_RUNNING, lambda sequence: ()), PersistentBatch(BLOCK_SIZE)
         self.logits: dict[int, list[torch.Tensor]] = {}
         self.tokens: dict[int, list[int]] = {}

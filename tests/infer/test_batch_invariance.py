@@ -40,16 +40,15 @@ def test_logits_are_bit_equal(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        num_copies = 60 if kv_format(kv_dtype).num_copied else 0  # fewer than blocks
-        runner = make_runner(name, dtype, kv_dtype, 100, num_copies=num_copies)
+        num_twins = 60 if kv_format(kv_dtype).num_twins else 0  # fewer than blocks
+        runner = make_runner(name, dtype, kv_dtype, 100, num_twins=num_twins)
         # Threads that a busy machine keeps waiting are slow: fewer of everything.
         every_prompt, num_new = (range(len(PROMPTS)), NUM_NEW) if threads == 1 else (range(1, 3), 5)
         alone = {
-            i: History(runner, 100, 512, PROMPTS, num_new, num_copies=num_copies).run([i]).logits[i]
-            for i in every_prompt
+            i: History(runner, 100, 512, PROMPTS, num_new, num_twins=num_twins).run([i]).logits[i] for i in every_prompt
         }
         for num_blocks, budget in ((100, 512), (100, 40), (FEW, 64)):
-            together = History(runner, num_blocks, budget, PROMPTS, num_new, ahead=1, num_copies=num_copies).run(
+            together = History(runner, num_blocks, budget, PROMPTS, num_new, ahead=1, num_twins=num_twins).run(
                 every_prompt
             )
             assert (together.preemptions > 0) == (num_blocks == FEW and threads == 1)
@@ -64,7 +63,7 @@ def test_logits_are_bit_equal(
 
 
 @pytest.mark.parametrize(
-    ("kernels", "dtype", "kv_dtype", "num_copies"),
+    ("kernels", "dtype", "kv_dtype", "num_twins"),
     [
         ("native", "bf16", "int8", 0),
         ("native", "fp32", "k8v4", 0),
@@ -77,11 +76,11 @@ def test_logits_are_bit_equal(
     ],
 )
 def test_samples_that_share_blocks_have_the_bits_of_one_alone(
-    make_runner: Callable[..., Backend], kernels: str, dtype: str, kv_dtype: str, num_copies: int
+    make_runner: Callable[..., Backend], kernels: str, dtype: str, kv_dtype: str, num_twins: int
 ) -> None:
     prompts, num_new = PROMPTS[2:], 20
-    runner, every_prompt = make_runner("grouped", dtype, kv_dtype, 100, kernels, num_copies), range(len(prompts))
-    history = partial(History, runner, prompts=prompts, num_new=num_new, num_copies=num_copies)
+    runner, every_prompt = make_runner("grouped", dtype, kv_dtype, 100, kernels, num_twins), range(len(prompts))
+    history = partial(History, runner, prompts=prompts, num_new=num_new, num_twins=num_twins)
     alone = [history(num_blocks=100, budget=512).run([i]).logits[i] for i in every_prompt]
     for num_blocks, budget in ((100, 512), (100, 9), (9, 64)):
         many = history(num_blocks=num_blocks, budget=budget, ahead=1, num_samples=4).run(every_prompt)

@@ -115,14 +115,14 @@ def test_a_text_that_repeats_itself_is_proposed(model_folder: Callable[[str], Pa
     ],
 )
 def test_logits_are_the_same_bits(make_runner: Callable[..., Backend], dtype: str, kv_dtype: str, kernels: str) -> None:
-    num_copies = 60 if kv_dtype == "int4" else 0  # fewer than blocks
-    runner = make_runner("tied", dtype, kv_dtype, 100, kernels, num_copies)
+    num_twins = 60 if kv_dtype == "int4" else 0  # fewer than blocks
+    runner = make_runner("tied", dtype, kv_dtype, 100, kernels, num_twins)
     every = range(len(PROMPTS))
-    alone = {i: History(runner, 100, 512, PROMPTS, 36, num_copies=num_copies).run([i]) for i in every}
+    alone = {i: History(runner, 100, 512, PROMPTS, 36, num_twins=num_twins).run([i]) for i in every}
     texts = [[*PROMPTS[i], *alone[i].tokens[i]] for i in every]
     for num_blocks, ahead in ((100, 0), (100, 1), (13, 1)):
         options = (64, PROMPTS, 36, ahead, lambda i: Oracle(texts, 5, i))
-        found = History(runner, num_blocks, *options, num_copies).run(every)
+        found = History(runner, num_blocks, *options, num_twins).run(every)
         assert (found.preemptions > 0) == (num_blocks == 13)
         assert min(found.accepted, found.rejected) > 20
         for i in every:

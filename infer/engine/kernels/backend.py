@@ -23,14 +23,14 @@ class CacheShape:
         num_blocks: the number of blocks that the scheduler allocates; one more, the null block 0, stays zero.
         block_size: the number of tokens of a block.
         dtype: the name of the cache's dtype (see `EngineOptions.kv_dtype`).
-        num_copies: how many blocks can have a copy in int8, of a dtype with copies, numbered from 1: plans say which
-            (`StepPlan.copies`). 0: each block has the copy of its own number.
+        num_twins: how many blocks can have a twin in int8, of a dtype with twins, numbered from 1: plans say which
+            (`StepPlan.twins`). 0: each block has the twin of its own number.
     """
 
     num_blocks: int
     block_size: int
     dtype: str
-    num_copies: int = 0
+    num_twins: int = 0
 
 
 class Backend(Protocol):

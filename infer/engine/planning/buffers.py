@@ -32,8 +32,8 @@ def buffer_bytes(program: Program, max_tokens: int, threads: int, weight_dtype: 
     width = _prepared_width(program, weight_dtype)
     head = next(each.matrix for each in program.operations if isinstance(each, Head))
     vocabulary = round_up(head.out_features, _LINE) * program.tp
-    num_copies = 1 if program.tp == 1 else 2  # the ranks' parts, and these joined
-    logits = min(MAX_HEAD_ROWS, max_tokens) * vocabulary * num_copies
+    num_parts = 1 if program.tp == 1 else 2  # the ranks' parts, and these joined
+    logits = min(MAX_HEAD_ROWS, max_tokens) * vocabulary * num_parts
     link = 2 * max_tokens * program.hidden_size if program.tp > 1 else 0
     floats = (
         *(max_tokens * width for width in _widths(program)),

@@ -19,7 +19,7 @@ class Job:
         instruction_set: the instruction set of native kernels; "" for the best that the machine can run.
         fingerprint: that of the checkpoint which the engine opened; "" for any.
         weight_dtype: see EngineOptions, resolved: the name of a dtype, or "int8" or "int4".
-        num_copies: see `CacheShape`.
+        num_twins: see `CacheShape`.
         on_gpus: whether each rank computes on the GPU of its number; else on the CPU.
         log: how the engine's process shows its log, and so the worker's: see `shown_format`.
     """
@@ -39,7 +39,7 @@ class Job:
     instruction_set: str = ""
     fingerprint: str = ""
     weight_dtype: str = ""
-    num_copies: int = 0
+    num_twins: int = 0
     on_gpus: bool = False
     log: str = ""
 

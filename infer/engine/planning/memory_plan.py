@@ -36,9 +36,9 @@ class MemoryPlan:
         block_bytes: the bytes of keys and values of one block over all layers, on one rank.
         block_size: the number of tokens of a block.
         num_blocks: the number of blocks that requests can use.
-        num_copies: the number of copies in int8 that blocks of a dtype of 4 bits share; 0: each block has its own, or
+        num_twins: the number of twins in int8 that blocks of a dtype of 4 bits share; 0: each block has its own, or
             the dtype has none.
-        copy_bytes: the bytes of the copy of one block over all layers, on one rank.
+        twin_bytes: the bytes of the twin of one block over all layers, on one rank.
         max_model_len: the largest number of tokens of a sequence.
         max_batched_tokens: the largest number of tokens of a step.
         buffer_bytes: the bytes of activations, logits and scratch of such a step, on one rank.
@@ -52,20 +52,20 @@ class MemoryPlan:
     block_bytes: int
     block_size: int
     num_blocks: int
-    num_copies: int
-    copy_bytes: int
+    num_twins: int
+    twin_bytes: int
     max_model_len: int
     max_batched_tokens: int
     buffer_bytes: int
 
     @property
     def kv_bytes(self) -> int:
-        """The bytes of the cache on one rank, including copies, the null block and its copy."""
-        return (self.num_blocks + 1) * self.block_bytes + ((self.num_copies or self.num_blocks) + 1) * self.copy_bytes
+        """The bytes of the cache on one rank, including twins, the null block and its twin."""
+        return (self.num_blocks + 1) * self.block_bytes + ((self.num_twins or self.num_blocks) + 1) * self.twin_bytes
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """The bytes of keys and values of one token over all layers and ranks, without copies."""
+        """The bytes of keys and values of one token over all layers and ranks, without twins."""
         return self.block_bytes * self.tp // self.block_size
 
     @property
@@ -116,8 +116,8 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
     beside = buffer_bytes(program, options.max_batched_tokens, threads, weight_dtype)
     room = _room(options)
     kv_heads = config.num_hidden_layers * max(1, config.num_key_value_heads // options.tp)
-    copy_bytes = options.block_size * kv_heads * kv_format(kv_dtype).copy_bytes(round_up(config.head_dim, pad_to))
-    shape = _CacheBytes(block_bytes, copy_bytes, _copies_needed(options))
+    twin_bytes = options.block_size * kv_heads * kv_format(kv_dtype).twin_bytes(round_up(config.head_dim, pad_to))
+    shape = _CacheBytes(block_bytes, twin_bytes, _twins_needed(options))
     num_blocks = _num_blocks(options, room.num_bytes - weight_bytes - beside, shape, longest)
     _check_length(config, options, num_blocks)
     plan = MemoryPlan(
@@ -129,8 +129,8 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
         block_bytes=block_bytes,
         block_size=options.block_size,
         num_blocks=num_blocks,
-        num_copies=shape.copies_needed if copy_bytes and shape.copies_needed < num_blocks else 0,
-        copy_bytes=copy_bytes,
+        num_twins=shape.twins_needed if twin_bytes and shape.twins_needed < num_blocks else 0,
+        twin_bytes=twin_bytes,
         max_model_len=min(longest, num_blocks * options.block_size),
         max_batched_tokens=options.max_batched_tokens,
         buffer_bytes=beside,
@@ -201,26 +201,24 @@ def on_gpus(options: EngineOptions) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _CacheBytes:
-    """The bytes of a block and of a copy, and the number of copies with which no step waits for one."""
+    """The bytes of a block and of a twin, and the number of twins with which no step waits for one."""
 
     block: int
-    copy: int
-    copies_needed: int
+    twin: int
+    twins_needed: int
 
     def num_blocks(self, memory: int) -> int:
-        """Returns the number of blocks beside the null block that fit into so many bytes, with copies."""
-        if not self.copy:
+        """Returns the number of blocks beside the null block that fit into so many bytes, with twins."""
+        if not self.twin:
             return memory // self.block - 1
-        shared = (memory - (self.copies_needed + 1) * self.copy) // self.block - 1
-        return (
-            shared if shared > self.copies_needed else min(memory // (self.block + self.copy) - 1, self.copies_needed)
-        )
+        shared = (memory - (self.twins_needed + 1) * self.twin) // self.block - 1
+        return shared if shared > self.twins_needed else min(memory // (self.block + self.twin) - 1, self.twins_needed)
 
 
-def _copies_needed(options: EngineOptions) -> int:
-    """Returns the number of copies in use at most, and as many first blocks in the prefix cache as sequences run.
+def _twins_needed(options: EngineOptions) -> int:
+    """Returns the number of twins in use at most, and as many first blocks in the prefix cache as sequences run.
 
-    A running sequence has copies of its first block and of the one that is being filled; a step begins others.
+    A running sequence has twins of its first block and of the one that is being filled; a step begins others.
     """
     return 4 * options.max_running + ceil_div(options.max_batched_tokens, options.block_size)
 
@@ -237,7 +235,7 @@ def _num_blocks(options: EngineOptions, room_left: int, shape: _CacheBytes, long
     if num_blocks < 1:
         raise ConfigError(
             f"{format_bytes(memory)} for the KV cache of a rank is too little: two blocks of {options.block_size} "
-            f"tokens take {format_bytes(2 * (shape.block + shape.copy))}. Raise kv_memory, or choose a smaller model "
+            f"tokens take {format_bytes(2 * (shape.block + shape.twin))}. Raise kv_memory, or choose a smaller model "
             "or block_size."
         )
     return int(num_blocks)

@@ -116,7 +116,7 @@ class ModelSource:
             threads=threads_per_rank(self.options.tp, self.options.threads),
             fingerprint=self.checkpoint.folder.fingerprint,
             weight_dtype=self.memory.weight_dtype,
-            num_copies=self.memory.num_copies,
+            num_twins=self.memory.num_twins,
             on_gpus=on_gpus(self.options),
             log=shown_format(),
         )

@@ -82,7 +82,7 @@ class BatchWriter:
             chunk.sequence is sequence
             and chunk.length == 1
             and sequence.output[-1] == UNKNOWN
-            and not sequence.copies
+            and not sequence.twins
             and sequence.fork is None
             and self._slots[sequence].preemptions == sequence.preemptions
             and len(sequence.blocks) <= self._slots[sequence].num_blocks + 1
@@ -101,7 +101,7 @@ class BatchWriter:
 
     def _changes(self, chunks: Sequence[ScheduledChunk], scored: Sequence[SamplingRow], asks: bool) -> StepMessage:
         going_on: list[Sample] = []
-        spans, tokens, blocks, copies, forks = (array("i") for _ in range(5))
+        spans, tokens, blocks, twins, forks = (array("i") for _ in range(5))
         opened: list[tuple[int, Sample]] = []
         num_masks = 0
         for chunk in chunks:
@@ -123,9 +123,9 @@ class BatchWriter:
             if num_added:
                 blocks.extend(sequence.blocks[slot.num_blocks :])
                 slot.num_blocks += num_added
-            if sequence.copies:
-                copies.extend(sequence.copies)
-                sequence.copies = []
+            if sequence.twins:
+                twins.extend(sequence.twins)
+                sequence.twins = []
             if sequence.fork is not None:
                 forks.extend((slot.number, *sequence.fork))
                 sequence.fork = None
@@ -138,13 +138,13 @@ class BatchWriter:
             num_masks += is_masked
             if length == num_rows == 1 and slot.is_plain:
                 going_on.append(sequence)
-        self._going_on = going_on if len(going_on) == len(chunks) and not (copies or forks or scored) else []
+        self._going_on = going_on if len(going_on) == len(chunks) and not (twins or forks or scored) else []
         rows = array("i", [value for row in scored for value in (row.token, row.target, row.num_top)])
         return StepMessage(
             _ints(spans).reshape(-1, 8),
             _ints(tokens),
             _ints(blocks),
-            _ints(copies).reshape(-1, 2),
+            _ints(twins).reshape(-1, 2),
             _ints(forks).reshape(-1, 4),
             *self._options(opened),
             _ints(rows).reshape(-1, 3),

@@ -51,7 +51,7 @@ class Scheduler:
         activity: the tokens that were computed.
     """
 
-    def __init__(self, limits: Limits, num_blocks: int, block_size: int, num_copies: int = 0) -> None:
+    def __init__(self, limits: Limits, num_blocks: int, block_size: int, num_twins: int = 0) -> None:
         self.limits = limits
         self.running: list[Sequence] = []
         self.cost = StepCost()
@@ -60,7 +60,7 @@ class Scheduler:
         self._margin = StepMargin()
         self._shares = FairShare()
         self.waiting = WaitQueue(self._shares)
-        self._tables = BlockTables(num_blocks, block_size, num_copies)
+        self._tables = BlockTables(num_blocks, block_size, num_twins)
         self._groups = SampleGroups()
         self._deadlines: LazyHeap[Sequence] = LazyHeap()
         self.activity = Activity()
@@ -117,7 +117,7 @@ class Scheduler:
         The result is empty only if no sequence is live. The method allocates blocks and may preempt sequences. The
         caller must call `advance` for each chunk after the step.
         """
-        self._tables.drop_copies(self.running)
+        self._tables.drop_twins(self.running)
         self._admit_by_shares()
         decoding, chunks = self._decode_chunks(), list[ScheduledChunk]()
         prompts = self._places.prompts() if len(decoding) < len(self.running) else []
@@ -142,7 +142,7 @@ class Scheduler:
         decoding = [self._with_proposals(each, proposals.get(each.sequence, []), budget) for each in decoding]
         self._places.charge(decoding, chunks)
         for chunk in (step := (*decoding, *chunks)):
-            self._tables.copy(chunk.sequence, chunk.start, chunk.start + chunk.length)
+            self._tables.give_twins(chunk.sequence, chunk.start, chunk.start + chunk.length)
         return step
 
     def advance(self, chunk: ScheduledChunk) -> bool:

@@ -17,36 +17,36 @@ _ROWS: Final = (*range(1, 10), 12, 16, 24, 32, 48)
 _ROW_CONTEXT: Final = 256  # tokens
 
 
-def warm_up_chunks(limits: Limits, num_blocks: int, block_size: int, num_copies: int = 0) -> list[ScheduledChunk]:
+def warm_up_chunks(limits: Limits, num_blocks: int, block_size: int, num_twins: int = 0) -> list[ScheduledChunk]:
     """Returns the steps to measure, one chunk each: few and many tokens, after short and long contexts.
 
     Args:
         limits: the limits on steps and sequences, which the chunks keep.
         num_blocks: the number of blocks of the cache, all of them free.
         block_size: the number of tokens of a block.
-        num_copies: see `BlockAllocator`; blocks that are written have copies, so that none is written to copy 0.
+        num_twins: see `BlockAllocator`; blocks that are written have twins, so that none is written to twin 0.
     """
     context = min(limits.max_model_len, num_blocks * block_size, _MAX_CONTEXT)
     longest = min(limits.max_batched_tokens, context, _MAX_CHUNK)
     short = max(1, longest // 4)
     places = ((0, 1), (0, short), (0, longest), (context - 1, 1), (context - short, short))
-    return [_chunk(start, length, block_size, num_copies) for start, length in dict.fromkeys(places)]
+    return [_chunk(start, length, block_size, num_twins) for start, length in dict.fromkeys(places)]
 
 
-def row_chunks(limits: Limits, num_blocks: int, block_size: int, num_copies: int = 0) -> list[ScheduledChunk]:
+def row_chunks(limits: Limits, num_blocks: int, block_size: int, num_twins: int = 0) -> list[ScheduledChunk]:
     """Returns the steps to measure that have a row of logits for each token, as decoding does: few and more tokens.
 
     Each is one token and proposals behind it. The arguments are those of `warm_up_chunks`.
     """
     context = min(limits.max_model_len, num_blocks * block_size, _ROW_CONTEXT)
     lengths = [length for length in _ROWS if length <= min(limits.max_batched_tokens, context)]
-    return [_chunk(context - length, length, block_size, num_copies, length - 1) for length in lengths]
+    return [_chunk(context - length, length, block_size, num_twins, length - 1) for length in lengths]
 
 
-def _chunk(start: int, length: int, block_size: int, num_copies: int, num_proposals: int = 0) -> ScheduledChunk:
+def _chunk(start: int, length: int, block_size: int, num_twins: int, num_proposals: int = 0) -> ScheduledChunk:
     num_tokens = start + length
     blocks = list(range(1, ceil_div(num_tokens, block_size) + 1))
-    written = blocks[start // block_size :] if num_copies else []
+    written = blocks[start // block_size :] if num_twins else []
     sequence = Sequence(
         request_id="",
         index=0,
@@ -56,6 +56,6 @@ def _chunk(start: int, length: int, block_size: int, num_copies: int, num_propos
         prompt=[0] * (num_tokens - num_proposals),
         max_tokens=num_tokens + 1,
         blocks=blocks,
-        copies=[number for pair in enumerate(written, 1) for number in reversed(pair)],
+        twins=[number for pair in enumerate(written, 1) for number in reversed(pair)],
     )
     return ScheduledChunk(sequence, start, length, (0,) * num_proposals)

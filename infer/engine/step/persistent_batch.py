@@ -97,7 +97,7 @@ class PersistentBatch:
             span_context=start + length,
             block_tables=self._tables[slot, :widest],
             rows=self._rows(message.scored, tokens, sampled),
-            copies=message.copies,
+            twins=message.twins,
             forks=message.forks[:, 2:],
         )
 

@@ -29,7 +29,7 @@ _SECTIONS: Final = (
     ("spans", _INT, 8),
     ("tokens", _INT, 1),
     ("blocks", _INT, 1),
-    ("copies", _INT, 2),
+    ("twins", _INT, 2),
     ("forks", _INT, 4),
     ("opened", OPENED, 1),
     ("bias_token", _INT, 1),
@@ -56,7 +56,7 @@ class StepMessage:
             step's masks (-1 = none; -2 = it has candidates), which follow in a frame of their own: int32 [S, 8].
         tokens: the given tokens of the spans, end to end: int32.
         blocks: the new blocks of the spans, end to end: int32.
-        copies: blocks that get a copy, and the numbers of the copies: int32 [.., 2].
+        twins: blocks that get a twin, and the numbers of the twins: int32 [.., 2].
         forks: the sequences that get a block of their own instead of one that they shared: the slot, the place in its
             table, the shared block, whose content the other begins with, and the other: int32 [.., 4].
         opened: slots that begin anew, with an empty table: OPENED.
@@ -70,7 +70,7 @@ class StepMessage:
     spans: Array
     tokens: Array
     blocks: Array
-    copies: Array
+    twins: Array
     forks: Array
     opened: Array
     bias_token: Array

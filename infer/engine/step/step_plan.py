@@ -171,7 +171,7 @@ class StepPlan:
         span_context: the number of computed tokens of the span's sequence after this step.
         block_tables: the blocks of each span's sequence, padded with the null block 0.
         rows: the rows of logits to compute.
-        copies: blocks that get a copy, and the numbers of their copies (see `CacheShape.num_copies`).
+        twins: blocks that get a twin, and the numbers of their twins (see `CacheShape.num_twins`).
         forks: blocks, and others that get their content before anything is stored, cleared or read.
     """
 
@@ -182,7 +182,7 @@ class StepPlan:
     span_context: Array  # int32 [S]
     block_tables: Array  # int32 [S, B]
     rows: SamplingRows
-    copies: Array = field(default_factory=lambda: np.empty((0, 2), np.int32))  # int32 [.., 2]
+    twins: Array = field(default_factory=lambda: np.empty((0, 2), np.int32))  # int32 [.., 2]
     forks: Array = field(default_factory=lambda: np.empty((0, 2), np.int32))  # int32 [.., 2]
 
 

@@ -37,7 +37,7 @@ def measure_steps(
         WorkerDied: see `WorkerGroup.receive`.
     """
     measure = partial(_seconds, workers, batch)
-    cache = (scheduler.limits, memory.num_blocks, memory.block_size, memory.num_copies)
+    cache = (scheduler.limits, memory.num_blocks, memory.block_size, memory.num_twins)
     if options.max_step_ms is not None:
         chunks = warm_up_chunks(*cache)
         measure(chunks[0])  # it includes work that is done only once

@@ -2,7 +2,7 @@
 
 A page, [kv head, block_size, head dim], holds the keys or values of one block. A token is quantized once, from full
 precision, when it is appended, and later tokens never change it. Attention always reads the stored values, even for the
-chunk that was just appended. Vectors of 4 bits have copies in int8, in blocks of their own (see `KVFormat.num_copied`).
+chunk that was just appended. Vectors of 4 bits have twins in int8, in blocks of their own (see `KVFormat.num_twins`).
 """
 
 from collections.abc import Iterable
@@ -38,11 +38,11 @@ class KVCache:
         block_size: the number of tokens of a block.
         head_dim: the number of elements of a key or value.
         dtype: the name of its format (see `KV_FORMATS`).
-        num_copies: see `CacheShape`.
+        num_twins: see `CacheShape`.
         device: where it lies.
 
     Attributes:
-        has_copies: whether `read_copies` may be called.
+        has_twins: whether `read_twins` may be called.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class KVCache:
         block_size: int,
         head_dim: int,
         dtype: str,
-        num_copies: int = 0,
+        num_twins: int = 0,
         device: torch.device = CPU,
     ) -> None:
         self.device = device
@@ -64,43 +64,43 @@ class KVCache:
         self._format = kv_format(dtype)
         self._keys = [make_pages(shape, self._format.keys, device) for _ in range(num_layers)]
         self._values = [make_pages(shape, self._format.values, device) for _ in range(num_layers)]
-        self.has_copies = self._format.num_copied > 0
-        own_copies = torch.arange(num_blocks + 1, device=device)
-        self._copy_of = torch.zeros_like(own_copies) if num_copies else own_copies
-        # the block of each copy that a plan has given
-        self._owner = torch.zeros(num_copies + 1, dtype=torch.int64, device=device)
-        layers, shape = range(num_layers if self.has_copies else 0), ((num_copies or num_blocks) + 1, *shape[1:])
-        self._key_copies = [make_pages(shape, INT8, device) for _ in layers if self._format.keys == INT4]
-        self._value_copies = [make_pages(shape, INT8, device) for _ in layers]
+        self.has_twins = self._format.num_twins > 0
+        own_twins = torch.arange(num_blocks + 1, device=device)
+        self._twin_of = torch.zeros_like(own_twins) if num_twins else own_twins
+        # the block of each twin that a plan has given
+        self._owner = torch.zeros(num_twins + 1, dtype=torch.int64, device=device)
+        layers, shape = range(num_layers if self.has_twins else 0), ((num_twins or num_blocks) + 1, *shape[1:])
+        self._key_twins = [make_pages(shape, INT8, device) for _ in layers if self._format.keys == INT4]
+        self._value_twins = [make_pages(shape, INT8, device) for _ in layers]
 
     @property
     def num_bytes(self) -> int:
-        """The number of bytes of all pages, scales and copies."""
-        kinds = (*self._keys, *self._values, *self._key_copies, *self._value_copies)
+        """The number of bytes of all pages, scales and twins."""
+        kinds = (*self._keys, *self._values, *self._key_twins, *self._value_twins)
         return sum(part.nbytes for pages in kinds for part in pages.parts)
 
-    def give(self, copies_N2: torch.Tensor, forks_N2: torch.Tensor) -> None:
-        """Gives blocks copies, and the content of others to blocks and to their copies: see `StepPlan`."""
+    def give(self, twins_N2: torch.Tensor, forks_N2: torch.Tensor) -> None:
+        """Gives blocks twins, and the content of others to blocks and to their twins: see `StepPlan`."""
         shared, own = forks_N2.unbind(-1)
-        source = self._copy_of[shared]  # before it is given away
-        self._give_copies(copies_N2)
+        source = self._twin_of[shared]  # before it is given away
+        self._give_twins(twins_N2)
         if len(own):
             _copy((*self._keys, *self._values), shared, own)
-            _copy((*self._key_copies, *self._value_copies), source, self._copy_of[own])
+            _copy((*self._key_twins, *self._value_twins), source, self._twin_of[own])
 
-    def _give_copies(self, copies_N2: torch.Tensor) -> None:
-        """Gives blocks copies, which earlier owners lose unless they have others by now."""
-        blocks, copies = copies_N2.unbind(-1)
-        earlier = self._owner[copies]
-        self._copy_of[earlier[self._copy_of[earlier] == copies]] = 0
-        self._owner[copies], self._copy_of[blocks] = blocks, copies
+    def _give_twins(self, twins_N2: torch.Tensor) -> None:
+        """Gives blocks twins, which earlier owners lose unless they have others by now."""
+        blocks, twins = twins_N2.unbind(-1)
+        earlier = self._owner[twins]
+        self._twin_of[earlier[self._twin_of[earlier] == twins]] = 0
+        self._owner[twins], self._twin_of[blocks] = blocks, twins
 
     def places(self, slots_T: torch.Tensor) -> tuple[Places, Places | None]:
-        """Returns the places of tokens and of their copies, if there are any, for `append`; slots as in StepPlan."""
+        """Returns the places of tokens and of their twins, if there are any, for `append`; slots as in StepPlan."""
         block_T, offset_T = slots_T // self.block_size, slots_T % self.block_size
         return self._places(block_T, offset_T), self._places(
-            self._copy_of[block_T], offset_T
-        ) if self.has_copies else None
+            self._twin_of[block_T], offset_T
+        ) if self.has_twins else None
 
     def _places(self, block_T: torch.Tensor, offset_T: torch.Tensor) -> Places:
         heads = torch.arange(self.num_kv_heads, device=self.device)
@@ -112,22 +112,22 @@ class KVCache:
         heads_H1 = torch.arange(self.num_kv_heads, device=self.device).unsqueeze(-1)
         return (blocks_PN.unsqueeze(1) * self.num_kv_heads + heads_H1).flatten()
 
-    def copies(self, blocks_PN: torch.Tensor) -> torch.Tensor:
-        """Returns the pages of the blocks' copies, those of block 0 for blocks without one, for `read_copies`."""
-        return self.pages(self._copy_of[blocks_PN])
+    def twins(self, blocks_PN: torch.Tensor) -> torch.Tensor:
+        """Returns the pages of the blocks' twins, those of block 0 for blocks without one, for `read_twins`."""
+        return self.pages(self._twin_of[blocks_PN])
 
     def append(
         self, layer: int, places: tuple[Places, Places | None], k_THE: torch.Tensor, v_THE: torch.Tensor
     ) -> None:
         """Stores the keys and values of T tokens in a layer; `places` come from the method of that name."""
-        where, copies = places
+        where, twins = places
         key_NE, value_NE = (self.rotate(x_THE).reshape(-1, self.head_dim) for x_THE in (k_THE, v_THE))
         _write(self._keys[layer], where, key_NE)
         _write(self._values[layer], where, value_NE)
-        if copies is not None:
-            _write(self._value_copies[layer], copies, value_NE)
-            if self._key_copies:
-                _write(self._key_copies[layer], copies, key_NE)
+        if twins is not None:
+            _write(self._value_twins[layer], twins, value_NE)
+            if self._key_twins:
+                _write(self._key_twins[layer], twins, key_NE)
 
     def rotate(self, x: torch.Tensor) -> torch.Tensor:
         """Rotates [..., E] as the format wants it: keys, values and queries; a second time turns it back."""
@@ -138,11 +138,11 @@ class KVCache:
         shape = (-1, num_blocks * self.block_size, self.head_dim)
         return self._keys[layer].read(pages).view(shape), self._values[layer].read(pages).view(shape)
 
-    def read_copies(self, layer: int, pages: torch.Tensor, num_blocks: int) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Returns keys and values as `read` does, from their copies; None for keys without copies."""
+    def read_twins(self, layer: int, pages: torch.Tensor, num_blocks: int) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Returns keys and values as `read` does, from their twins; None for keys without twins."""
         shape = (-1, num_blocks * self.block_size, self.head_dim)
-        keys = self._key_copies[layer].read(pages).view(shape) if self._key_copies else None
-        return keys, self._value_copies[layer].read(pages).view(shape)
+        keys = self._key_twins[layer].read(pages).view(shape) if self._key_twins else None
+        return keys, self._value_twins[layer].read(pages).view(shape)
 
 
 def _copy(kinds: Iterable[Pages], blocks: torch.Tensor, to: torch.Tensor) -> None:

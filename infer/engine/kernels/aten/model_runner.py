@@ -88,7 +88,7 @@ class ModelRunner:
         A step without rows has one empty part.
         """
         wanted = self._on_device(plan.rows.token)
-        self._cache.give(self._on_device(plan.copies), self._on_device(plan.forks))
+        self._cache.give(self._on_device(plan.twins), self._on_device(plan.forks))
         normed = []
         for tile in cut(len(plan.tokens), self.sizes):
             normed_TD = self._forward(plan, tile)

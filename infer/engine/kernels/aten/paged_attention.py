@@ -33,7 +33,7 @@ class _DecodeGroup:
         counts: for each tile, the number of sequences that reach it; these are the first ones.
         sequence: the sequence of each (tile, sequence) pair.
         blocks: the blocks of each pair.
-        hidden, near: the masks of the keys that each pair must not see, and of those that it reads from copies.
+        hidden, near: the masks of the keys that each pair must not see, and of those that it reads from twins.
     """
 
     counts: tuple[int, ...]
@@ -180,9 +180,9 @@ class PagedAttention:
 
     def _read(self, layer: int, blocks_PN: torch.Tensor) -> "_Tiles":
         keys, values = self.cache.read(layer, self.cache.pages(blocks_PN), self.blocks_per_tile)
-        if not self.cache.has_copies:
+        if not self.cache.has_twins:
             return _Tiles(keys, values)
-        return _Tiles(keys, values, *self.cache.read_copies(layer, self.cache.copies(blocks_PN), self.blocks_per_tile))
+        return _Tiles(keys, values, *self.cache.read_twins(layer, self.cache.twins(blocks_PN), self.blocks_per_tile))
 
     def _tiles(self, span: TokenSpan) -> torch.Tensor:
         """Cuts the block table into tiles, [tiles, blocks per tile], padded with the null block."""
@@ -283,27 +283,27 @@ class OnlineSoftmax:
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """Keys and values of N tiles, each fp32 [N, C, E], and their copies if there are any."""
+    """Keys and values of N tiles, each fp32 [N, C, E], and their twins if there are any."""
 
     keys: torch.Tensor
     values: torch.Tensor
-    key_copies: torch.Tensor | None = None
-    value_copies: torch.Tensor | None = None
+    key_twins: torch.Tensor | None = None
+    value_twins: torch.Tensor | None = None
 
 
 def _attend(q_NQRE: torch.Tensor, tiles: _Tiles, hidden: torch.Tensor, near: torch.Tensor) -> Partial:
     """Computes the attention of query tiles to one tile of keys each; the masks broadcast to [N, Q, R, C]."""
     scores_NQRC = _products(q_NQRE, tiles.keys.transpose(1, 2))
-    if tiles.key_copies is not None:
-        scores_NQRC = torch.where(near, _products(q_NQRE, tiles.key_copies.transpose(1, 2)), scores_NQRC)
+    if tiles.key_twins is not None:
+        scores_NQRC = torch.where(near, _products(q_NQRE, tiles.key_twins.transpose(1, 2)), scores_NQRC)
     scores_NQRC.masked_fill_(hidden, -torch.inf)
     largest_NQR1 = scores_NQRC.amax(dim=-1, keepdim=True).clamp_min_(_LOWEST)
     weights_NQRC = scores_NQRC.sub_(largest_NQR1).exp_()
-    if tiles.value_copies is None:
+    if tiles.value_twins is None:
         values_NQRE = _products(weights_NQRC, tiles.values)
     else:
         far, close = weights_NQRC.masked_fill(near, 0.0), weights_NQRC.masked_fill(~near, 0.0)
-        values_NQRE = _products(far, tiles.values) + _products(close, tiles.value_copies)
+        values_NQRE = _products(far, tiles.values) + _products(close, tiles.value_twins)
     return Partial(largest_NQR1, weights_NQRC.sum(dim=-1, keepdim=True), values_NQRE)
 
 

@@ -37,7 +37,7 @@ def prepare(job: Job, program: Program, load: LoadParams) -> ModelRunner:
         job.block_size,
         program.head_dim,
         job.kv_dtype,
-        job.num_copies,
+        job.num_twins,
         device,
     )
     return ModelRunner(program, weights, cache, tp, job.max_batched_tokens)

@@ -130,7 +130,7 @@ class NativeRunner:
         """Points the kernels to a plan; the one of the step before, to which they point already, may have advanced."""
         if self._taken is None or plan is not self._taken.plan:
             self._taken = TakenPlan(plan, self._model)
-            self._state.give(plan.copies, plan.forks)
+            self._state.give(plan.twins, plan.forks)
         self._taken.follow()
         return self._taken
 

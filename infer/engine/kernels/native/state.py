@@ -39,7 +39,7 @@ class State:
         kv_bytes: the bytes of the cache.
         max_head_rows: the number of rows of `logits`.
         logits: fp32 [max_head_rows, tp, padded vocabulary rows of a rank].
-        copy_of: int32 [blocks], the copy of each; 0 for those without one.
+        twin_of: int32 [blocks], the twin of each; 0 for those without one.
         results: uint8, the samples of all ranks (see `SamplingBlock`), in memory that they share.
     """
 
@@ -85,14 +85,14 @@ class State:
             model.sines = self._pointer(floats(tokens, program.head_dim // 2))
         self._fill_scratch(model, threads)
 
-    def give(self, copies: Array, forks: Array) -> None:
-        """Gives blocks copies, and the content of others to blocks and to their copies: see `StepPlan`."""
+    def give(self, twins: Array, forks: Array) -> None:
+        """Gives blocks twins, and the content of others to blocks and to their twins: see `StepPlan`."""
         shared, own = forks.T
-        source = self.copy_of[shared]  # before it is given away
-        self.copy_of[copies[:, 0]] = copies[:, 1]
+        source = self.twin_of[shared]  # before it is given away
+        self.twin_of[twins[:, 0]] = twins[:, 1]
         if len(forks):
             self._blocks[own] = self._blocks[shared]
-            self._copies[self.copy_of[own]] = self._copies[source]
+            self._twins[self.twin_of[own]] = self._twins[source]
 
     def _fill_cache(self, model: NativeModel) -> None:
         program, cache = self._program, self._cache
@@ -103,18 +103,18 @@ class State:
         for i, vectors in enumerate((kind.keys, kind.values)):
             model.page_bytes[i], model.scale_offset[i] = _page(vectors, dim, cache.block_size)
         model.layer_bytes = heads * sum(model.page_bytes)
-        model.copy_page_bytes, model.copy_scale_offset = _page(INT8, dim, cache.block_size)
-        model.copy_layer_bytes = heads * kind.num_copied * model.copy_page_bytes
-        counts = 1 + np.array((cache.num_blocks, cache.num_copies or cache.num_blocks))
-        sizes = program.num_layers * np.array((model.layer_bytes, model.copy_layer_bytes))
+        model.twin_page_bytes, model.twin_scale_offset = _page(INT8, dim, cache.block_size)
+        model.twin_layer_bytes = heads * kind.num_twins * model.twin_page_bytes
+        counts = 1 + np.array((cache.num_blocks, cache.num_twins or cache.num_blocks))
+        sizes = program.num_layers * np.array((model.layer_bytes, model.twin_layer_bytes))
         self.kv_bytes = int(counts @ sizes)
         self._blocks = lazy(int(counts[0] * sizes[0]), large_pages=True).reshape(counts[0], -1)
-        self._copies = lazy(int(counts[1] * sizes[1])).reshape(counts[1], -1)
-        model.cache, model.copies = self._pointer(self._blocks), self._pointer(self._copies)
-        self.copy_of = np.arange(cache.num_blocks + 1, dtype=np.int32)
-        if cache.num_copies:
-            self.copy_of[:] = 0
-        model.copy_of = self._pointer(self.copy_of)
+        self._twins = lazy(int(counts[1] * sizes[1])).reshape(counts[1], -1)
+        model.cache, model.twins = self._pointer(self._blocks), self._pointer(self._twins)
+        self.twin_of = np.arange(cache.num_blocks + 1, dtype=np.int32)
+        if cache.num_twins:
+            self.twin_of[:] = 0
+        model.twin_of = self._pointer(self.twin_of)
 
     def _fill_scratch(self, model: NativeModel, threads: int) -> None:
         """Points a model to the threads' scratch, to prepared rows, and to splits of attention: see c/attention.h."""

@@ -2,9 +2,9 @@
 
 A block is free, used (it has holders) or cached: it has no holder, and its key finds it. When free blocks run out, the
 cached block that was unused for longest is taken. Blocks are plain integers, so tests of all policies take
-microseconds. No operation costs more than the blocks that it is given, but for `copy` without a free copy.
+microseconds. No operation costs more than the blocks that it is given, but for `give_twin` without a free twin.
 
-A cache of 4 bits has copies of some blocks in 8 bits, of which there are fewer than blocks (see KVFormat.num_copied).
+A cache of 4 bits has twins of some blocks, the same in int8, of which there are fewer (see KVFormat.num_twins).
 """
 
 from collections import Counter, OrderedDict, deque
@@ -18,13 +18,13 @@ class BlockAllocator:
 
     Args:
         num_blocks: the number of blocks that can be allocated.
-        num_copies: the number of copies, 1 to this one; 0: blocks have none, or each has its own.
+        num_twins: the number of twins, 1 to this one; 0: blocks have none, or each has its own.
     """
 
-    def __init__(self, num_blocks: int, num_copies: int = 0) -> None:
-        self.num_blocks, self.num_copies = num_blocks, num_copies
-        self._free_copies = list(range(num_copies, 0, -1))
-        self._copies: dict[int, int] = {}  # of used and cached blocks
+    def __init__(self, num_blocks: int, num_twins: int = 0) -> None:
+        self.num_blocks, self.num_twins = num_blocks, num_twins
+        self._free_twins = list(range(num_twins, 0, -1))
+        self._twins: dict[int, int] = {}  # of used and cached blocks
         self._num_touched = 0  # blocks 1 to this one were allocated before; a list of the others is not needed
         self._free: deque[int] = deque()  # the free ones among those
         self._holders: dict[int, int] = {}  # the number of holders of every used block
@@ -105,35 +105,35 @@ class BlockAllocator:
                 self._forget(block)
                 self._free.append(block)
 
-    def copy(self, block: int) -> int | None:
-        """Gives a used block a copy; returns its number, or None if the block has one already, or needs none.
+    def give_twin(self, block: int) -> int | None:
+        """Gives a used block a twin; returns its number, or None if the block has one already, or needs none.
 
-        If no copy is free, a cached block that has one is given up, which costs the time to find it.
+        If no twin is free, a cached block that has one is given up, which costs the time to find it.
         """
-        if not self.num_copies or block in self._copies:
+        if not self.num_twins or block in self._twins:
             return None
-        if not self._free_copies:
-            found = next((other for other in self._cached if other in self._copies), None)
-            assert found is not None, "more copies are used than sequences and steps need"
+        if not self._free_twins:
+            found = next((other for other in self._cached if other in self._twins), None)
+            assert found is not None, "more twins are used than sequences and steps need"
             del self._cached[found]
             self._forget(found)
             self._free.append(found)
-        self._copies[block] = self._free_copies.pop()
-        return self._copies[block]
+        self._twins[block] = self._free_twins.pop()
+        return self._twins[block]
 
-    def has_copy(self, block: int) -> bool:
-        """Returns whether a used or cached block has a copy."""
-        return block in self._copies
+    def has_twin(self, block: int) -> bool:
+        """Returns whether a used or cached block has a twin."""
+        return block in self._twins
 
-    def drop_copy(self, block: int) -> None:
-        """Takes a block's copy away, if it has one."""
-        if copy := self._copies.pop(block, None):
-            self._free_copies.append(copy)
+    def drop_twin(self, block: int) -> None:
+        """Takes a block's twin away, if it has one."""
+        if twin := self._twins.pop(block, None):
+            self._free_twins.append(twin)
 
     def flush(self) -> None:
         """Makes cached blocks free: no key finds a block any more, because the cache has lost its content."""
         for block in self._cached:
-            self.drop_copy(block)
+            self.drop_twin(block)
         self._free.extend(self._cached)
         self._cached.clear()
         self._blocks.clear()
@@ -156,9 +156,9 @@ class BlockAllocator:
         assert len(used | free | cached) == self._num_touched, "a block is lost"
         assert {block: key for key, block in self._blocks.items()} == self._keys, "keys and blocks differ"
         assert cached <= set(self._keys) <= used | cached, "a cached block without a key, or a free one with a key"
-        copies = [*self._free_copies, *self._copies.values()]
-        assert sorted(copies) == [*range(1, self.num_copies + 1)], "a copy is lost, or has two owners"
-        assert set(self._copies) <= used | cached, "a free block has a copy"
+        twins = [*self._free_twins, *self._twins.values()]
+        assert sorted(twins) == [*range(1, self.num_twins + 1)], "a twin is lost, or has two owners"
+        assert set(self._twins) <= used | cached, "a free block has a twin"
 
     def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)
@@ -166,7 +166,7 @@ class BlockAllocator:
         return block
 
     def _forget(self, block: int) -> None:
-        self.drop_copy(block)
+        self.drop_twin(block)
         key = self._keys.pop(block, None)
         if key is not None:
             del self._blocks[key]

@@ -29,12 +29,12 @@ class BlockTables:
     Args:
         num_blocks: the number of blocks of the cache.
         block_size: the number of tokens of a block.
-        num_copies: see `BlockAllocator`.
+        num_twins: see `BlockAllocator`.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, num_copies: int = 0) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_twins: int = 0) -> None:
         self.block_size = block_size
-        self.allocator = BlockAllocator(num_blocks, num_copies)
+        self.allocator = BlockAllocator(num_blocks, num_twins)
 
     @property
     def num_tokens(self) -> int:
@@ -86,7 +86,7 @@ class BlockTables:
         sequence.num_computed = self._num_found(sequence, len(shared))
         sequence.num_published = min(len(shared), sequence.num_tokens // self.block_size)
         sequence.shares_last = len(shared) > sequence.num_published
-        sequence.first_copied, sequence.stop_copied = max(1, sequence.num_computed // self.block_size), len(shared)
+        sequence.first_twin, sequence.stop_twin = max(1, sequence.num_computed // self.block_size), len(shared)
         return True
 
     def grow(self, sequence: Sequence, num_more: int = 0) -> None:
@@ -97,31 +97,31 @@ class BlockTables:
             self.publish(sequence)
             sequence.blocks += self.allocator.allocate(missing)
 
-    def copy(self, sequence: Sequence, start: int, stop: int) -> None:
-        """Gives copies to the blocks of tokens that are computed next, [start, stop) of a running sequence.
+    def give_twins(self, sequence: Sequence, start: int, stop: int) -> None:
+        """Gives twins to the blocks of tokens that are computed next, [start, stop) of a running sequence.
 
-        The first block keeps its copy as long as it is used or cached, the others until all their tokens are computed.
+        The first block keeps its twin as long as it is used or cached, the others until all their tokens are computed.
         """
         for i in range(start // self.block_size, ceil_div(stop, self.block_size)):
-            if number := self.allocator.copy(sequence.blocks[i]):
-                assert i * self.block_size >= start, "a block's copy was dropped before all its tokens were computed"
-                sequence.copies += (sequence.blocks[i], number)
-                sequence.stop_copied = i + 1
+            if number := self.allocator.give_twin(sequence.blocks[i]):
+                assert i * self.block_size >= start, "a block's twin was dropped before all its tokens were computed"
+                sequence.twins += (sequence.blocks[i], number)
+                sequence.stop_twin = i + 1
 
-    def drop_copies(self, running: Iterable[Sequence]) -> None:
-        """Takes the copies of all blocks but the first whose tokens are computed, and of those without such a token.
+    def drop_twins(self, running: Iterable[Sequence]) -> None:
+        """Takes the twins of all blocks but the first whose tokens are computed, and of those without such a token.
 
         The latter were for proposals that did not come true, or for a chunk that was not sent.
         """
-        for sequence in running if self.allocator.num_copies else ():
+        for sequence in running if self.allocator.num_twins else ():
             full, begun = sequence.num_computed // self.block_size, ceil_div(sequence.num_computed, self.block_size)
-            for block in sequence.blocks[sequence.first_copied : full]:
-                self.allocator.drop_copy(block)
-            sequence.first_copied = max(sequence.first_copied, full)
-            if sequence.stop_copied > begun:
-                for block in sequence.blocks[begun : sequence.stop_copied]:
-                    self.allocator.drop_copy(block)
-                sequence.stop_copied, sequence.copies = begun, []
+            for block in sequence.blocks[sequence.first_twin : full]:
+                self.allocator.drop_twin(block)
+            sequence.first_twin = max(sequence.first_twin, full)
+            if sequence.stop_twin > begun:
+                for block in sequence.blocks[begun : sequence.stop_twin]:
+                    self.allocator.drop_twin(block)
+                sequence.stop_twin, sequence.twins = begun, []
 
     def publish(self, sequence: Sequence) -> None:
         """Lets others find the full blocks of a sequence whose tokens are computed."""
@@ -141,11 +141,11 @@ class BlockTables:
     def release(self, sequence: Sequence, keep: bool = True) -> None:
         """Takes all blocks from a sequence; `keep` says whether its full blocks can be found as long as they last."""
         self.publish(sequence)
-        for block in sequence.blocks[sequence.first_copied :]:
+        for block in sequence.blocks[sequence.first_twin :]:
             if not sequence.shares_last or block != sequence.blocks[sequence.num_prompt // self.block_size]:
-                self.allocator.drop_copy(block)
+                self.allocator.drop_twin(block)
         self.allocator.free(sequence.blocks, keep)
-        sequence.blocks, sequence.copies, sequence.fork = [], [], None
+        sequence.blocks, sequence.twins, sequence.fork = [], [], None
         sequence.num_computed = sequence.num_published = 0
         sequence.shares_last = False
 
@@ -167,10 +167,10 @@ class BlockTables:
             first_own = num_full if is_own else ceil_div(sequence.num_prompt, self.block_size)
             assert all(holders[block] == 1 for block in table[first_own:]), "a block with own tokens is shared"
             assert sequence.num_published * self.block_size <= sequence.num_computed + 1, "a block was found too early"
-            copied = {i for i, block in enumerate(table) if self.allocator.has_copy(block)}
+            twinned = {i for i, block in enumerate(table) if self.allocator.has_twin(block)}
             begun = {0, sequence.num_computed // self.block_size} if sequence.num_computed % self.block_size else {0}
-            assert not self.allocator.num_copies or not sequence.num_computed or begun <= copied, "a copy is missing"
-            assert copied.isdisjoint(range(1, sequence.first_copied)), "a full block has a copy"
+            assert not self.allocator.num_twins or not sequence.num_computed or begun <= twinned, "a twin is missing"
+            assert twinned.isdisjoint(range(1, sequence.first_twin)), "a full block has a twin"
             found = map(self.allocator.find, (*sequence.prompt_keys, *sequence.output_keys))
             strangers = {block for block in found if block is not None}.intersection(table[sequence.num_published :])
             assert not strangers, "a block is found that was not published"
@@ -199,8 +199,8 @@ class BlockTables:
         return min(num_blocks * self.block_size, sequence.num_tokens - 1)
 
     def _may_share_last(self, sequence: Sequence) -> bool:
-        """Returns whether samples share the block of the prompt's last token; a full one may have lost its copy."""
-        return not self.allocator.num_copies or sequence.num_prompt % self.block_size > 0
+        """Returns whether samples share the block of the prompt's last token; a full one may have lost its twin."""
+        return not self.allocator.num_twins or sequence.num_prompt % self.block_size > 0
 
     def _last_key(self, sequence: Sequence) -> BlockKey:
         """Returns the key of the block of the prompt's last token; no first sample looks for one that is not full."""
@@ -222,8 +222,8 @@ class BlockTables:
         place = sequence.num_prompt // self.block_size
         shared, (own,) = sequence.blocks[place], self.allocator.allocate(1)
         sequence.blocks[place], sequence.fork, sequence.shares_last = own, (place, shared, own), False
-        if number := self.allocator.copy(own):
-            sequence.copies += (own, number)
+        if number := self.allocator.give_twin(own):
+            sequence.twins += (own, number)
         # The first sample makes room for its own token before the others are admitted, which then find the block.
         self.allocator.free([shared], keep=not sequence.index or not sequence.is_private)
 

@@ -48,9 +48,9 @@ class Sequence:
         num_computed: the number of leading tokens whose keys and values are in the cache.
         blocks: the block table; token i lies in blocks[i // block_size].
         num_published: the number of leading blocks that were published under their keys.
-        first_copied: the index of the first block but 0 that may have a copy.
-        stop_copied: the index after the last block that may have one.
-        copies: blocks and their new copies, in turn, that workers do not know of yet.
+        first_twin: the index of the first block but 0 that may have a twin.
+        stop_twin: the index after the last block that may have one.
+        twins: blocks and their new twins, in turn, that workers do not know of yet.
         shares_last: whether others hold or may find the block of the prompt's last token, which is not full.
         fork: the place of a block that it shared, that block, and its own instead, until workers know of it; or None.
         output_keys: the keys of the full blocks that end in the output.
@@ -85,9 +85,9 @@ class Sequence:
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
     num_published: int = 0
-    first_copied: int = 1
-    stop_copied: int = 0
-    copies: list[int] = field(default_factory=list)
+    first_twin: int = 1
+    stop_twin: int = 0
+    twins: list[int] = field(default_factory=list)
     shares_last: bool = False
     fork: tuple[int, int, int] | None = None
     output_keys: list[BlockKey] = field(default_factory=list)

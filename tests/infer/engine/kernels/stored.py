@@ -31,9 +31,9 @@ def hadamard(x: Array) -> Array:
 
 
 def in_aten(made: ModelRunner, layer: int = 0) -> list[list[torch.Tensor]]:
-    """Returns the parts of a layer's keys, values, and copies of these in int8; what is written to them is stored."""
+    """Returns the parts of a layer's keys, values, and twins of these in int8; what is written to them is stored."""
     cache, bits = made._cache, {torch.bfloat16: torch.int16}
-    kinds = (cache._keys, cache._values, cache._key_copies, cache._value_copies)
+    kinds = (cache._keys, cache._values, cache._key_twins, cache._value_twins)
     return [[part.view(bits.get(part.dtype, part.dtype)) for part in kind[layer].parts] for kind in kinds if kind]
 
 
@@ -45,11 +45,11 @@ def in_native(made: NativeRunner, layer: int = 0) -> list[Parts]:
         format_ = Format((model.key_format, model.value_format)[values])
         of_heads = pages.reshape(NUM_BLOCKS + 1, model.kv_heads, -1)
         found.append(_parts(made, of_heads, format_, bool(values), model.scale_offset[values]))
-    copied = [i for i, each in enumerate((model.key_format, model.value_format)) if each == Format.INT4]
-    copies = _of_layer(model, model.copies, layer, model.copy_layer_bytes)
-    for values, pages in zip(copied, np.split(copies, max(1, len(copied)), axis=1), strict=False):
+    twinned = [i for i, each in enumerate((model.key_format, model.value_format)) if each == Format.INT4]
+    twins = _of_layer(model, model.twins, layer, model.twin_layer_bytes)
+    for values, pages in zip(twinned, np.split(twins, max(1, len(twinned)), axis=1), strict=False):
         of_heads = pages.reshape(NUM_BLOCKS + 1, model.kv_heads, -1)
-        found.append(_parts(made, of_heads, Format.INT8, bool(values), model.copy_scale_offset))
+        found.append(_parts(made, of_heads, Format.INT8, bool(values), model.twin_scale_offset))
     return found
 
 

@@ -52,25 +52,25 @@ def test_kv_memory_holds_one_block_more_than_requests_can_use() -> None:
         plan_memory(CONFIG, replace(options, kv_memory=2 * block - 1), "fp32", "fp32")
 
 
-def test_blocks_of_4_bits_share_copies() -> None:
-    """16 running sequences and a step of 64 tokens: 4 copies each, and one for each block of the step."""
-    block, copy = 16 * 2 * 2 * 2 * (4 + 4), 16 * 2 * 2 * 2 * (8 + 4)
+def test_blocks_of_4_bits_share_twins() -> None:
+    """16 running sequences and a step of 64 tokens: 4 twins each, and one for each block of the step."""
+    block, twin = 16 * 2 * 2 * 2 * (4 + 4), 16 * 2 * 2 * 2 * (8 + 4)
     options = EngineOptions(
         Path("m"),
         block_size=16,
         max_running=16,
         max_batched_tokens=64,
         kernels="aten",
-        kv_memory=101 * block + 69 * copy,
+        kv_memory=101 * block + 69 * twin,
     )
     plan = plan_memory(CONFIG, options, "fp32", "int4")
-    assert (plan.block_bytes, plan.copy_bytes, plan.num_blocks, plan.num_copies) == (block, copy, 100, 68)
+    assert (plan.block_bytes, plan.twin_bytes, plan.num_blocks, plan.num_twins) == (block, twin, 100, 68)
     assert plan.kv_bytes == options.kv_memory
-    few = plan_memory(CONFIG, replace(options, kv_memory=11 * (block + copy)), "fp32", "int4")
-    assert (few.num_blocks, few.num_copies, few.kv_bytes) == (10, 0, 11 * (block + copy)), "each has its own"
+    few = plan_memory(CONFIG, replace(options, kv_memory=11 * (block + twin)), "fp32", "int4")
+    assert (few.num_blocks, few.num_twins, few.kv_bytes) == (10, 0, 11 * (block + twin)), "each has its own"
     k8v4 = plan_memory(CONFIG, options, "fp32", "k8v4")
-    assert (k8v4.copy_bytes, k8v4.num_copies) == (copy // 2, 68), "of values only"
-    assert plan_memory(CONFIG, options, "fp32", "int8").num_copies == 0
+    assert (k8v4.twin_bytes, k8v4.num_twins) == (twin // 2, 68), "of values only"
+    assert plan_memory(CONFIG, options, "fp32", "int8").num_twins == 0
 
 
 @pytest.mark.parametrize(("kv_dtype", "vector_bytes"), [("fp32", 16 * 4), ("bf16", 16 * 2), ("int8", 16 + 4)])

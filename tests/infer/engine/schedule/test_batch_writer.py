@@ -160,13 +160,13 @@ def test_stop_tokens_are_banned_where_there_is_a_least_number_of_tokens() -> Non
     assert (message.bias_token.tolist(), message.bias_value.tolist()) == ([8], [-1.5])
 
 
-def test_scored_rows_and_copies_are_part_of_the_message() -> None:
+def test_scored_rows_and_twins_are_part_of_the_message() -> None:
     batch, sequence = writer(), running()
-    sequence.copies = [7, 0]
+    sequence.twins = [7, 0]
     message = changes(batch, [chunk(sequence)], (SamplingRow(1, target=12, num_top=3),))
     assert message.scored.tolist() == [[1, 12, 3]]
-    assert message.copies.tolist() == [[7, 0]]
-    assert sequence.copies == []
+    assert message.twins.tolist() == [[7, 0]]
+    assert sequence.twins == []
 
 
 def test_a_block_that_replaces_a_shared_one_is_sent_once_and_never_with_next_tokens() -> None:

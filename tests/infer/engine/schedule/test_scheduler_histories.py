@@ -43,9 +43,9 @@ class World:
         max_running = self.choose.randint(1, 6)
         bound = self.choose.choice((None, 0.004, 0.02))
         limits = Limits(max_running, 30, self.choose.randint(max_running, 24), self.num_blocks * BLOCK, bound)
-        # every second world has copies: the first block and the one that is filled of each sequence, and a step's
-        num_copies = 3 * max_running + ceil_div(limits.max_batched_tokens, BLOCK) if self.seed % 2 else 0
-        self.policy = Scheduler(limits, self.num_blocks, BLOCK, num_copies)
+        # every second world has twins: the first block and the one that is filled of each sequence, and a step's
+        num_twins = 3 * max_running + ceil_div(limits.max_batched_tokens, BLOCK) if self.seed % 2 else 0
+        self.policy = Scheduler(limits, self.num_blocks, BLOCK, num_twins)
 
     def arrive(self) -> None:
         """Submits a request of up to 3 samples, which may be refused."""

@@ -46,10 +46,10 @@ class World:
     seed: int
     ahead: int
     speculate: int = 0
-    has_copies: bool = False
+    has_twins: bool = False
     cells: dict[int, int] = field(default_factory=dict)
-    copies: dict[int, int] = field(default_factory=dict)  # cells too
-    copy_of: dict[int, int] = field(default_factory=dict)
+    twins: dict[int, int] = field(default_factory=dict)  # cells too
+    twin_of: dict[int, int] = field(default_factory=dict)
     seen: Counter[str] = field(default_factory=Counter)
     live: dict[Sequence, int] = field(default_factory=dict)  # and from where on its logits are wanted
     flights: list[tuple[bytes, list[Planned]]] = field(default_factory=list)
@@ -61,8 +61,8 @@ class World:
         slots = self.random.randint(3, 8)
         limits = Limits(slots, 20, self.random.randint(slots, 24), self.num_blocks * BLOCK)
         # The first block and the one that is filled of each sequence, and those that a step begins, as far as it can.
-        num_copies = 3 * slots + ceil_div(limits.max_batched_tokens, BLOCK) if self.has_copies else 0
-        self.policy = Scheduler(limits, self.num_blocks, BLOCK, num_copies)
+        num_twins = 3 * slots + ceil_div(limits.max_batched_tokens, BLOCK) if self.has_twins else 0
+        self.policy = Scheduler(limits, self.num_blocks, BLOCK, num_twins)
         self.policy.row_cost = RowCost({1: 1.0})
         self.writer, self.batch = BatchWriter(slots, lambda sequence: ()), PersistentBatch(BLOCK)
         self.texts = [[self.random.randrange(VOCAB) for _ in range(40)] for _ in range(3)]
@@ -146,33 +146,33 @@ class World:
                 assert slots[i] == plan.slots[first + i - chunk.start]
                 cell = self.cells[slots[i - 1]] if i else zlib.crc32(sequence.root)
                 self.cells[slots[i]] = hash((cell, int(plan.tokens[first + i - chunk.start])))
-                if self.has_copies:
-                    self.copies[self.copied(slots[i])] = self.cells[slots[i]]
+                if self.has_twins:
+                    self.twins[self.twinned(slots[i])] = self.cells[slots[i]]
             first += stop - chunk.start
             found = [self.cells[slot] for slot in slots]
             known = [*sequence.tokens(0, chunk.stop), *chunk.proposals]
             assert found == chain(sequence.root, known), "a step reads what is not its own"
-            near = range(stop) if self.has_copies else ()  # of the first block, and of each query's own
+            near = range(stop) if self.has_twins else ()  # of the first block, and of each query's own
             for i in (i for i in near if i < BLOCK or i // BLOCK >= chunk.start // BLOCK):
-                assert self.copies[self.copied(slots[i])] == found[i], "a copy is not of its block"
+                assert self.twins[self.twinned(slots[i])] == found[i], "a twin is not of its block"
             tokens += [cell % VOCAB for cell in found[chunk.stop - 1 :]] if chunk.samples else []
         self.batch.feed(np.array(tokens, np.int32))
         for chunk in planned:
             self.take(chunk, [tokens.pop(0) for _ in range(len(chunk.proposals) + 1 if chunk.samples else 0)])
 
     def take_blocks(self, plan: StepPlan) -> None:
-        """Gives blocks copies, and blocks and their copies the cells of others, as they are before the step."""
+        """Gives blocks twins, and blocks and their twins the cells of others, as they are before the step."""
         slots = [(block * BLOCK + i, own * BLOCK + i) for block, own in plan.forks.tolist() for i in range(BLOCK)]
         cells = {own: self.cells.get(slot, 0) for slot, own in slots}
-        copies = {own: self.copies.get(self.copied(slot), 0) for slot, own in slots if self.has_copies}
-        self.copy_of |= dict(plan.copies.tolist())
+        twins = {own: self.twins.get(self.twinned(slot), 0) for slot, own in slots if self.has_twins}
+        self.twin_of |= dict(plan.twins.tolist())
         self.cells |= cells
-        self.copies |= {self.copied(own): cell for own, cell in copies.items()}
+        self.twins |= {self.twinned(own): cell for own, cell in twins.items()}
         self.seen["forks"] += len(plan.forks)
 
-    def copied(self, slot: int) -> int:
-        """The place of a slot's copy."""
-        return self.copy_of[slot // BLOCK] * BLOCK + slot % BLOCK
+    def twinned(self, slot: int) -> int:
+        """The place of a slot's twin."""
+        return self.twin_of[slot // BLOCK] * BLOCK + slot % BLOCK
 
     def take(self, chunk: Planned, tokens: list[int]) -> None:
         """Gives a sequence the tokens that were chosen after its last token and after its proposals."""
@@ -191,7 +191,7 @@ class World:
 
 
 @pytest.mark.parametrize(
-    ("ahead", "speculate", "has_copies"),
+    ("ahead", "speculate", "has_twins"),
     [
         (1, 0, True),
         (0, 4, False),
@@ -201,8 +201,8 @@ class World:
     ],
 )
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.matrix) for seed in (1, 2))])
-def test_every_step_reads_what_its_sequence_wrote(seed: int, ahead: int, speculate: int, has_copies: bool) -> None:
-    world = World(seed, ahead, speculate, has_copies)
+def test_every_step_reads_what_its_sequence_wrote(seed: int, ahead: int, speculate: int, has_twins: bool) -> None:
+    world = World(seed, ahead, speculate, has_twins)
     for _ in range(500):
         if world.random.random() < 0.3:
             world.arrive()
@@ -220,9 +220,9 @@ def test_every_step_reads_what_its_sequence_wrote(seed: int, ahead: int, specula
     assert world.policy.allocator.num_available == world.num_blocks
 
 
-def used_blocks(block_size: int, num_new: int, num_copies: int = 0) -> tuple[int, int]:
+def used_blocks(block_size: int, num_new: int, num_twins: int = 0) -> tuple[int, int]:
     """Returns the most blocks that 16 samples of a prompt of 1,000 tokens use, and the tokens that they compute."""
-    policy = Scheduler(Limits(16, 100, 512, 2048), 2000, block_size, num_copies)
+    policy = Scheduler(Limits(16, 100, 512, 2048), 2000, block_size, num_twins)
     samples = [Sequence("r", i, 0, SamplingParams(), 0, range(1000), 1000 + num_new) for i in range(16)]
     policy.add(samples)
     num_computed = most = 0
@@ -242,17 +242,17 @@ def used_blocks(block_size: int, num_new: int, num_copies: int = 0) -> tuple[int
     return most, num_computed
 
 
-@pytest.mark.parametrize("num_copies", [0, 100])
+@pytest.mark.parametrize("num_twins", [0, 100])
 @pytest.mark.parametrize("block_size", [16, 32, 64, 128, 256])
 def test_sixteen_samples_hold_the_prompt_once_until_they_store_tokens_of_their_own(
-    block_size: int, num_copies: int
+    block_size: int, num_twins: int
 ) -> None:
     of_prompt, computed = ceil_div(1000, block_size), 1000 + 15  # each computes the prompt's last token for its logits
-    assert used_blocks(block_size, 1, num_copies) == (of_prompt, computed)
+    assert used_blocks(block_size, 1, num_twins) == (of_prompt, computed)
     for num_new in (3, 8, 32):
         own = ceil_div(1000 + num_new - 1, block_size) - 1000 // block_size
         most = 1000 // block_size + 16 * own
-        assert used_blocks(block_size, num_new, num_copies) == (most, computed + 16 * (num_new - 1))
+        assert used_blocks(block_size, num_new, num_twins) == (most, computed + 16 * (num_new - 1))
 
 
 def test_a_prompt_waits_for_one_that_begins_alike() -> None:
@@ -329,11 +329,11 @@ class Wrong:
         return [0] * count, [1.0] * count
 
 
-def test_blocks_of_proposals_that_did_not_come_true_keep_no_copies() -> None:
-    """Sequences make far more proposals than blocks have copies, in turn, and none of them comes true."""
+def test_blocks_of_proposals_that_did_not_come_true_keep_no_twins() -> None:
+    """Sequences make far more proposals than blocks have twins, in turn, and none of them comes true."""
     limits = Limits(4, 0, 8 * BLOCK, 200)
-    num_copies = 3 * limits.max_running + ceil_div(limits.max_batched_tokens, BLOCK)
-    policy = Scheduler(limits, 200, BLOCK, num_copies)
+    num_twins = 3 * limits.max_running + ceil_div(limits.max_batched_tokens, BLOCK)
+    policy = Scheduler(limits, 200, BLOCK, num_twins)
     policy.row_cost = RowCost({1: 1.0})
     for number in range(limits.max_running):
         sequence = Sequence(str(number), 0, number, SamplingParams(), 0, [1], 200, root=bytes([number]))

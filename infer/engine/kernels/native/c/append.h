@@ -107,10 +107,10 @@ INLINE char *page(const struct model *m, int32_t layer, int64_t block, int value
     return heads + (values ? m->kv_heads * m->page_bytes[0] : 0) + head * m->page_bytes[values];
 }
 
-// The copy of a page in 4 bits: only such pages have one.
-INLINE char *copy_page(const struct model *m, int32_t layer, int64_t block, int values, int64_t head) {
-    int64_t index = (values && m->key_format == INT4 ? m->kv_heads : 0) + head;  // behind keys' copies, if there are some
-    return m->copies + (m->copy_of[block] * m->num_layers + layer) * m->copy_layer_bytes + index * m->copy_page_bytes;
+// The twin of a page in 4 bits: only such pages have one.
+INLINE char *twin_page(const struct model *m, int32_t layer, int64_t block, int values, int64_t head) {
+    int64_t index = (values && m->key_format == INT4 ? m->kv_heads : 0) + head;  // behind keys' twins, if there are some
+    return m->twins + (m->twin_of[block] * m->num_layers + layer) * m->twin_layer_bytes + index * m->twin_page_bytes;
 }
 
 // PANEL values as the cache stores them.
@@ -248,7 +248,7 @@ static void append_to_page(const struct model *m, int format, char *to, char *sc
     }
 }
 
-// Appends a token's key or value, and what its copy needs.
+// Appends a token's key or value, and what its twin needs.
 static void append_vector(const struct model *m, const struct operation *op, int64_t t, int values, int64_t head,
                           const float *x) {
     int64_t block = m->step.slots[t] / m->block_size, offset = m->step.slots[t] % m->block_size;
@@ -256,8 +256,8 @@ static void append_vector(const struct model *m, const struct operation *op, int
     char *to = page(m, op->layer, block, values, head);
     append_to_page(m, format, to, to + m->scale_offset[values], offset, values, x);
     if (format != INT4) return;
-    char *copy = copy_page(m, op->layer, block, values, head);
-    append_to_page(m, INT8, copy, copy + m->copy_scale_offset, offset, values, x);
+    char *twin = twin_page(m, op->layer, block, values, head);
+    append_to_page(m, INT8, twin, twin + m->twin_scale_offset, offset, values, x);
 }
 
 // The end of a thread's share of a head's tokens: values of 4 bits of two tokens of a block share bytes.
@@ -300,7 +300,7 @@ static void clear_blocks(const struct model *m, int32_t thread) {
     for (int64_t i = mine.first; i < mine.last; i++) {
         int32_t layer = (int32_t)(i % m->num_layers), block = m->step.begun_blocks[i / m->num_layers];
         memset(page(m, layer, block, 0, 0), 0, (size_t)m->layer_bytes);
-        if (kinds) memset(copy_page(m, layer, block, 0, 0), 0, (size_t)m->copy_layer_bytes);
+        if (kinds) memset(twin_page(m, layer, block, 0, 0), 0, (size_t)m->twin_layer_bytes);
     }
 }
 

@@ -93,7 +93,7 @@ INLINE struct seen keys_seen(const struct model *m, const struct operation *op, 
     return begin < end ? (struct seen){begin - low, end - low} : (struct seen){0, 0};
 }
 
-// The rows of an item that read a block's copy: [first, last). Rows from `last` on read its 4 bits, rows before `first`
+// The rows of an item that read a block's twin: [first, last). Rows from `last` on read its 4 bits, rows before `first`
 // see nothing of it.
 struct readers {
     int64_t first, last;
@@ -108,14 +108,14 @@ INLINE struct readers readers_of(const struct model *m, const struct item *item,
 }
 
 // A tile's pages, keys or values, in order; while one is multiplied, the other kind's page that is needed a pass later
-// is fetched, or its copy, if every row reads that.
+// is fetched, or its twin, if every row reads that.
 INLINE const char *page_of(const struct model *m, const struct operation *op, const struct item *item, int64_t key,
                            int values) {
     return page(m, op->layer, m->step.tables[item->span->table + key / m->block_size], values, item->head);
 }
-INLINE const char *copy_of(const struct model *m, const struct operation *op, const struct item *item, int64_t key,
+INLINE const char *twin_of(const struct model *m, const struct operation *op, const struct item *item, int64_t key,
                            int values) {
-    return copy_page(m, op->layer, m->step.tables[item->span->table + key / m->block_size], values, item->head);
+    return twin_page(m, op->layer, m->step.tables[item->span->table + key / m->block_size], values, item->head);
 }
 INLINE struct ahead no_fetch(const char *page) { return (struct ahead){page, 0}; }
 INLINE struct ahead fetch_page(const struct model *m, const struct operation *op, const struct item *item, int64_t key,
@@ -124,7 +124,7 @@ INLINE struct ahead fetch_page(const struct model *m, const struct operation *op
     if (key >= item->stop) return no_fetch((const char *)m->step.tables);
     int format = values ? m->value_format : m->key_format;
     if (format == INT4 && readers_of(m, item, key / m->block_size * m->block_size).last == item->rows)
-        return (struct ahead){copy_of(m, op, item, key, values), (m->copy_page_bytes + pairs - 1) / pairs};
+        return (struct ahead){twin_of(m, op, item, key, values), (m->twin_page_bytes + pairs - 1) / pairs};
     return (struct ahead){page_of(m, op, item, key, values), (m->page_bytes[values] + pairs - 1) / pairs};
 }
 

@@ -123,9 +123,9 @@ struct model {
     const float *frequencies;      // [head_dim / 2] radians per position, or NULL without rotation
     char *cache;
     int64_t layer_bytes, page_bytes[2], scale_offset[2];  // of a block; a page is the part of one kv head, keys or values
-    char *copies;                  // of blocks with keys or values in int4, in int8
-    int64_t copy_layer_bytes, copy_page_bytes, copy_scale_offset;
-    const int32_t *copy_of;        // [blocks] the copy of each; 0, which stays zero, for those without one
+    char *twins;                   // of blocks with keys or values in int4, in int8
+    int64_t twin_layer_bytes, twin_page_bytes, twin_scale_offset;
+    const int32_t *twin_of;        // [blocks] the twin of each; 0, which stays zero, for those without one
     float *buffers[NUM_BUFFERS];
     int64_t strides[NUM_BUFFERS];  // floats from row to row
     float *cosines, *sines;        // [tokens][head_dim / 2]

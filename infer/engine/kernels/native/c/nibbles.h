@@ -1,6 +1,6 @@
 // Keys and values of 4 bits: an element is code * scale + zero, both fp16, of its token and group of GROUP dims.
 //
-// A sequence's first block, and for each query the block that it is in, are read from copies in int8 instead: attention
+// A sequence's first block, and for each query the block that it is in, are read from twins in int8 instead: attention
 // gives these keys most of its weight. A row's reads depend on its position alone, so its bits do not depend on its
 // neighbours. As with int8, sums with stored integers are exact; a row's weights are rounded to int16 block by block.
 #ifndef TK_NIBBLES_H
@@ -74,28 +74,28 @@ static void score_page_of_nibbles(const struct product *p, struct query_scales q
     }
 }
 
-// The scores of a block whose keys have 4 bits and a copy; `out` are those of the first row.
+// The scores of a block whose keys have 4 bits and a twin; `out` are those of the first row.
 static void score_block(const struct model *m, const struct operation *op, const struct item *item,
                         const struct workspace *w, int64_t at, int64_t panels, float *out) {
     int64_t n = m->head_dim, width = padded_head(m), groups = groups_of_head(m);
-    struct readers copied = readers_of(m, item, at);
+    struct readers twinned = readers_of(m, item, at);
     const int16_t *queries = (const int16_t *)w->queries;
-    if (copied.last > copied.first) {
-        const char *keys = copy_of(m, op, item, at, 0);
-        int alone = copied.last == item->rows;
-        struct product p = {queries + copied.first * width, width, copied.last - copied.first, keys,
+    if (twinned.last > twinned.first) {
+        const char *keys = twin_of(m, op, item, at, 0);
+        int alone = twinned.last == item->rows;
+        struct product p = {queries + twinned.first * width, width, twinned.last - twinned.first, keys,
                             n / 2 * pair_bytes(INT8), panels, n / 2,
                             alone ? fetch_page(m, op, item, at, 1, panels * (n / 2)) : no_fetch(keys)};
-        score_page(&p, w->query_scales + copied.first, (const float *)(keys + m->copy_scale_offset),
-                   out + copied.first * KEY_TILE);
+        score_page(&p, w->query_scales + twinned.first, (const float *)(keys + m->twin_scale_offset),
+                   out + twinned.first * KEY_TILE);
     }
-    if (copied.last < item->rows) {
+    if (twinned.last < item->rows) {
         const char *keys = page_of(m, op, item, at, 0);
-        struct product p = {queries + copied.last * width, width, item->rows - copied.last, keys,
+        struct product p = {queries + twinned.last * width, width, item->rows - twinned.last, keys,
                             n / 2 * pair_bytes(INT4), panels, n / 2, fetch_page(m, op, item, at, 1, panels * (n / 2))};
-        struct query_scales scales = {w->query_scales + copied.last, w->query_sums + copied.last * groups, groups};
+        struct query_scales scales = {w->query_scales + twinned.last, w->query_sums + twinned.last * groups, groups};
         score_page_of_nibbles(&p, scales, (const uint16_t *)(keys + m->scale_offset[0]), m->block_size,
-                              out + copied.last * KEY_TILE);
+                              out + twinned.last * KEY_TILE);
     }
 }
 
@@ -141,26 +141,26 @@ static void add_panels(const struct model *m, const struct product *page, const 
     }
 }
 
-// The values of a block, which have 4 bits and a copy, weighted; `weights` are those of the first row.
+// The values of a block, which have 4 bits and a twin, weighted; `weights` are those of the first row.
 static void add_block(const struct model *m, const struct operation *op, const struct item *item,
                       const struct workspace *w, int64_t at, int64_t keys, const float *weights, float *values) {
     int64_t size = m->block_size, panels = padded_head(m) / PANEL, pairs = (keys + 1) / 2;
     int64_t padded = (keys + PANEL - 1) / PANEL * PANEL;
-    struct readers copied = readers_of(m, item, at);
+    struct readers twinned = readers_of(m, item, at);
     struct ahead ahead = fetch_page(m, op, item, at + KEY_TILE, 0, panels * pairs);
-    if (copied.last > copied.first) {
-        const char *page = copy_of(m, op, item, at, 1);
+    if (twinned.last > twinned.first) {
+        const char *page = twin_of(m, op, item, at, 1);
         struct product p = {.page = page, .panel_bytes = size / 2 * pair_bytes(INT8), .panels = panels, .pairs = pairs,
-                            .ahead = copied.last == item->rows ? ahead : no_fetch(page)};
-        for (int64_t r = copied.first; r < copied.last; r++) {
-            w->weight_scales[r] = round_weights(weights + r * KEY_TILE, (const float *)(page + m->copy_scale_offset),
+                            .ahead = twinned.last == item->rows ? ahead : no_fetch(page)};
+        for (int64_t r = twinned.first; r < twinned.last; r++) {
+            w->weight_scales[r] = round_weights(weights + r * KEY_TILE, (const float *)(page + m->twin_scale_offset),
                                                 padded, keys_seen(m, op, item, r, at, at + keys),
                                                 w->weights + r * KEY_TILE);
             w->zero_sums[r] = 0.0f;
         }
-        add_panels(m, &p, VALUE_TILES, copied.first, copied.last, w, values);
+        add_panels(m, &p, VALUE_TILES, twinned.first, twinned.last, w, values);
     }
-    if (copied.last == item->rows) return;
+    if (twinned.last == item->rows) return;
     const char *page = page_of(m, op, item, at, 1);
     const uint16_t *stored = (const uint16_t *)(page + m->scale_offset[1]);
     for (int64_t g = 0, panel = 0, some; panel < panels; g++, panel += some, stored += 2 * size) {
@@ -170,7 +170,7 @@ static void add_block(const struct model *m, const struct operation *op, const s
             v_store(zeros + i, v_widen_fp16(stored + size + i));
         }
         some = panels - panel < GROUP / PANEL ? panels - panel : GROUP / PANEL;
-        for (int64_t r = copied.last; r < item->rows; r++) {
+        for (int64_t r = twinned.last; r < item->rows; r++) {
             const float *of_row = weights + r * KEY_TILE;
             struct seen seen = keys_seen(m, op, item, r, at, at + keys);
             w->weight_scales[r] = round_weights(of_row, scales, padded, seen, w->weights + r * KEY_TILE);
@@ -179,7 +179,7 @@ static void add_block(const struct model *m, const struct operation *op, const s
         int64_t panel_bytes = size / 2 * pair_bytes(INT4);
         struct product p = {.page = page + panel * panel_bytes, .panel_bytes = panel_bytes, .panels = some,
                             .pairs = pairs, .ahead = ahead};
-        add_panels(m, &p, NIBBLE_VALUE_TILES, copied.last, item->rows, w, values + panel * PANEL);
+        add_panels(m, &p, NIBBLE_VALUE_TILES, twinned.last, item->rows, w, values + panel * PANEL);
         ahead.from += some * pairs * ahead.bytes;
     }
 }

@@ -1,7 +1,7 @@
 // Attention by tiles of AMX, for units that have them: queries and weights are rounded to bf16 once, pages are tiles
 // (tile_pages.h). A score is multiplied by its key's scale in int8, a weight by its value's before it is rounded. Sums are
 // those of products (amx.h): a score's over steps of 32 dims, a value's over steps of 32 keys, added to what the tiles of
-// keys before have given. Of rows that read a copy and rows that do not, each has weights of zero in the other's product.
+// keys before have given. Of rows that read a twin and rows that do not, each has weights of zero in the other's product.
 #ifndef TK_TILE_ATTENTION_H
 #define TK_TILE_ATTENTION_H
 
@@ -73,8 +73,8 @@ INLINE void score_keys(const struct model *m, const struct item *item, const str
             v_store(scores + r * stride + i, v_load(scores + r * stride + i) * v_load(scales + i));
 }
 
-// The rows of an item that read a block's copy.
-INLINE struct readers copy_readers(const struct model *m, const struct item *item, int64_t at, int format) {
+// The rows of an item that read a block's twin.
+INLINE struct readers twin_readers(const struct model *m, const struct item *item, int64_t at, int format) {
     return format == INT4 ? readers_of(m, item, at / m->block_size * m->block_size) : (struct readers){0, 0};
 }
 
@@ -87,23 +87,23 @@ static void score_by_tiles(const struct model *m, const struct operation *op, co
         int64_t inside = at % m->block_size;
         float *scores = w->scores + at - low;
         struct ahead ahead = fetch_page(m, op, item, at, 1, lines);
-        struct readers copied = copy_readers(m, item, at, m->key_format);
+        struct readers twinned = twin_readers(m, item, at, m->key_format);
         if (!inside && m->key_format == BF16) fetch_lines(ahead, lines);
         ahead.from += inside * (m->head_dim / 2) / PANEL * ahead.bytes;
-        if (copied.last < item->rows) {
+        if (twinned.last < item->rows) {
             score_keys(m, item, w, page_source(m, op, item, at, 0), inside, &ahead, scores, KEY_TILE);
             ahead.bytes = 0;
         }
-        if (copied.first == copied.last) continue;
-        int alone = copied.last - copied.first == item->rows;
-        score_keys(m, item, w, copy_source(m, op, item, at, 0), inside, &ahead, alone ? scores : near,
+        if (twinned.first == twinned.last) continue;
+        int alone = twinned.last - twinned.first == item->rows;
+        score_keys(m, item, w, twin_source(m, op, item, at, 0), inside, &ahead, alone ? scores : near,
                    alone ? KEY_TILE : BLOCK_COLUMNS);
-        for (int64_t r = copied.first; !alone && r < copied.last; r++)
+        for (int64_t r = twinned.first; !alone && r < twinned.last; r++)
             memcpy(scores + r * KEY_TILE, near + r * BLOCK_COLUMNS, BLOCK_COLUMNS * sizeof *near);
     }
 }
 
-// Rounds the weights of row r of the keys [low, low + keys) for the pages of values; those of keys whose copy it reads are zero.
+// Rounds the weights of row r of the keys [low, low + keys) for the pages of values; those of keys whose twin it reads are zero.
 static void round_weights_of_row(const struct model *m, const struct item *item, struct workspace *w, int64_t low,
                                  int64_t keys, int64_t r) {
     const float *weights = w->scores + r * KEY_TILE;
@@ -111,20 +111,20 @@ static void round_weights_of_row(const struct model *m, const struct item *item,
         int64_t at = k * BLOCK_COLUMNS, left = keys - at;
         uint16_t *to = step_of(w->weights, item->rows, KEY_TILE / BLOCK_COLUMNS, (int)(r / BLOCK_ROWS), k);
         to += r % BLOCK_ROWS * BLOCK_COLUMNS;
-        if (r < copy_readers(m, item, low + at, m->value_format).last) memset(to, 0, LINE);
+        if (r < twin_readers(m, item, low + at, m->value_format).last) memset(to, 0, LINE);
         else round_line(weights + at, left < BLOCK_COLUMNS ? left : BLOCK_COLUMNS, to);
     }
 }
 
-// Adds the values of 32 keys, of which `keys` are there, that some rows read from copies.
-static void add_copies(const struct model *m, const struct item *item, struct readers copied, struct source copy,
+// Adds the values of 32 keys, of which `keys` are there, that some rows read from twins.
+static void add_twins(const struct model *m, const struct item *item, struct readers twinned, struct source twin,
                        int64_t token, int64_t dim, struct ahead *ahead, const float *scores, int64_t keys) {
     uint16_t weights[ATTENTION_ROWS * BLOCK_COLUMNS] __attribute__((aligned(64)));
     uint16_t widened[2 * BLOCK_COLUMNS * PANEL] __attribute__((aligned(64)));
-    struct tiled values = tiles_of_values(m, copy, token, dim, widened, ahead);
+    struct tiled values = tiles_of_values(m, twin, token, dim, widened, ahead);
     memset(weights, 0, (size_t)item->rows * BLOCK_COLUMNS * sizeof *weights);
-    const float *scales = (const float *)copy.scales + token;
-    for (int64_t r = copied.first; r < copied.last; r++) {
+    const float *scales = (const float *)twin.scales + token;
+    for (int64_t r = twinned.first; r < twinned.last; r++) {
         float scaled[BLOCK_COLUMNS];
         for (int64_t i = 0; i < keys; i += VW) v_store(scaled + i, v_load(scores + r * KEY_TILE + i) * v_load(scales + i));
         round_line(scaled, keys, weights + r * BLOCK_COLUMNS);
@@ -145,14 +145,14 @@ static void add_by_tiles(const struct model *m, const struct operation *op, cons
         for (int64_t at = low; at < high; at += BLOCK_COLUMNS) {
             int64_t k = (at - low) / BLOCK_COLUMNS, inside = at % m->block_size, left = low + keys - at;
             struct ahead ahead = fetch_page(m, op, item, at + KEY_TILE, 0, lines);
-            struct readers copied = copy_readers(m, item, at, m->value_format);
+            struct readers twinned = twin_readers(m, item, at, m->value_format);
             if (!inside && !dim && m->value_format == BF16) fetch_lines(ahead, lines);
             ahead.from += (dim * (m->block_size / 2) + inside * PANEL) / PANEL * ahead.bytes;
-            struct ahead with_copy = copied.last == item->rows ? ahead : no_fetch(ahead.from);
-            if (copied.first < copied.last)
-                add_copies(m, item, copied, copy_source(m, op, item, at, 1), inside, dim, &with_copy,
+            struct ahead with_twin = twinned.last == item->rows ? ahead : no_fetch(ahead.from);
+            if (twinned.first < twinned.last)
+                add_twins(m, item, twinned, twin_source(m, op, item, at, 1), inside, dim, &with_twin,
                            w->scores + at - low, left < BLOCK_COLUMNS ? left : BLOCK_COLUMNS);
-            if (copied.last == item->rows) continue;
+            if (twinned.last == item->rows) continue;
             struct tiled values = tiles_of_values(m, page_source(m, op, item, at, 1), inside, dim, widened, &ahead);
             add_step(step_of(w->weights, item->rows, steps, 0, k), two ? step_of(w->weights, item->rows, steps, 1, k) : NULL,
                      values.panel, values.panel_bytes);

@@ -7,7 +7,7 @@
 #include "widened.h"
 
 #if defined(TK_AMX)
-// A page, or its copy.
+// A page, or its twin.
 struct source {
     int format;
     const char *page, *scales;
@@ -17,10 +17,10 @@ INLINE struct source page_source(const struct model *m, const struct operation *
     const char *page = page_of(m, op, item, at, values);
     return (struct source){values ? m->value_format : m->key_format, page, page + m->scale_offset[values]};
 }
-INLINE struct source copy_source(const struct model *m, const struct operation *op, const struct item *item, int64_t at,
+INLINE struct source twin_source(const struct model *m, const struct operation *op, const struct item *item, int64_t at,
                                  int values) {
-    const char *page = copy_of(m, op, item, at, values);
-    return (struct source){INT8, page, page + m->copy_scale_offset};
+    const char *page = twin_of(m, op, item, at, values);
+    return (struct source){INT8, page, page + m->twin_scale_offset};
 }
 
 // Two panels as tiles.

@@ -62,18 +62,18 @@ static void multiply_codes(const struct model *m, int format, int values, const 
 static void multiply_block(const struct model *m, const struct operation *op, const struct item *item, int64_t at,
                            int values, const struct product *all, float *widened, float *out, int64_t out_stride) {
     int format = values ? m->value_format : m->key_format;
-    struct readers copied = format == INT4 ? readers_of(m, item, at) : (struct readers){0, 0};
+    struct readers twinned = format == INT4 ? readers_of(m, item, at) : (struct readers){0, 0};
     struct product near = *all, far = *all;
-    near.x = (const float *)all->x + copied.first * all->x_stride, near.rows = copied.last - copied.first;
-    far.x = (const float *)all->x + copied.last * all->x_stride, far.rows = all->rows - copied.last;
+    near.x = (const float *)all->x + twinned.first * all->x_stride, near.rows = twinned.last - twinned.first;
+    far.x = (const float *)all->x + twinned.last * all->x_stride, far.rows = all->rows - twinned.last;
     if (near.rows) {
         near.ahead = no_fetch(all->ahead.from);
-        multiply_codes(m, INT8, values, copy_of(m, op, item, at, values), m->copy_scale_offset, near, widened,
-                       out + copied.first * out_stride, out_stride);
+        multiply_codes(m, INT8, values, twin_of(m, op, item, at, values), m->twin_scale_offset, near, widened,
+                       out + twinned.first * out_stride, out_stride);
     }
     if (far.rows)
         multiply_codes(m, format, values, page_of(m, op, item, at, values), m->scale_offset[values], far, widened,
-                       out + copied.last * out_stride, out_stride);
+                       out + twinned.last * out_stride, out_stride);
 }
 
 #endif

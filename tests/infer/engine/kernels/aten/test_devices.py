@@ -36,7 +36,7 @@ from tk.tests.pretend_gpu import GPU, pretend_gpu
 BLOCK, NUM_BLOCKS = 16, 8
 WEIGHTS = ("auto", "int8", "int4")
 DTYPES = ("fp32", "bf16", "fp16")
-# For `make test`: positions, LayerNorm and biases; rotation, norms of heads, experts, codes of weights, copies in int8.
+# For `make test`: positions, LayerNorm and biases; rotation, norms of heads, experts, codes of weights, twins in int8.
 CHOICE = {("gpt2", "bf16", "int8", "auto"), ("qwen3_moe", "fp32", "k8v4", "int4")}
 
 
@@ -48,7 +48,7 @@ def steps() -> list[StepPlan]:
     def plan(
         spans: list[tuple[int, int, list[int]]],
         rows: list[SamplingRow],
-        copies: list[tuple[int, int]],
+        twins: list[tuple[int, int]],
         forks: list[tuple[int, int]],
     ) -> StepPlan:
         positions = [np.arange(first, first + count, dtype=np.int32) for first, count, _ in spans]
@@ -63,7 +63,7 @@ def steps() -> list[StepPlan]:
             span_context=np.array([first + count for first, count, _ in spans], np.int32),
             block_tables=np.stack([np.pad(table, (0, widest - len(table))) for table in blocks]),
             rows=SamplingRows.pack(rows),
-            copies=np.array(copies, np.int32).reshape(-1, 2),
+            twins=np.array(twins, np.int32).reshape(-1, 2),
             forks=np.array(forks, np.int32).reshape(-1, 2),
         )
 
@@ -71,15 +71,15 @@ def steps() -> list[StepPlan]:
         plan(
             [(0, 20, [1, 2]), (0, 5, [3])],
             [SamplingRow(19, num_top=5), SamplingRow(24, num_top=5, temperature=0.7)],
-            COPIES[:3],
+            TWINS[:3],
             [],
         ),
-        plan([(20, 3, [1, 2]), (5, 1, [4])], [SamplingRow(row, num_top=5) for row in range(4)], COPIES[3:], [(3, 4)]),
+        plan([(20, 3, [1, 2]), (5, 1, [4])], [SamplingRow(row, num_top=5) for row in range(4)], TWINS[3:], [(3, 4)]),
         plan([(23, 1, [1, 2]), (6, 30, [4, 5, 6])], [SamplingRow(0, num_top=5), SamplingRow(30, num_top=5)], [], []),
     ]
 
 
-COPIES = [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6)]  # of blocks whose values have 4 bits
+TWINS = [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6)]  # of blocks whose values have 4 bits
 
 
 @pytest.fixture(autouse=True)

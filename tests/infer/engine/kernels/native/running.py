@@ -27,11 +27,11 @@ def runner(
     instruction_set: str = BEST,
     place: tuple[int, int, str] = (1, 0, ""),
     weight_dtype: str = "",
-    num_copies: int = 0,
+    num_twins: int = 0,
 ) -> NativeRunner:
     """Returns a runner of a model with NUM_BLOCKS blocks; `place` is tp, rank and the file of the rendezvous."""
     job = Job(str(folder), "native", dtype, kv_dtype, NUM_BLOCKS, 0, BLOCK_SIZE, 512, *place, threads, instruction_set)
-    made = load(replace(job, weight_dtype=weight_dtype, num_copies=num_copies))
+    made = load(replace(job, weight_dtype=weight_dtype, num_twins=num_twins))
     assert isinstance(made, NativeRunner)
     assert made.kernels == f"native {instruction_set}"
     return made

@@ -126,12 +126,12 @@ def check_histories(
 ) -> None:
     """Compares prompts alone with prompts together, whose steps are planned ahead, in large and small caches."""
     ENTRIES[name].make(folder)
-    num_copies = NUM_COPIES if kv_format(kv_dtype).num_copied else 0
-    made = runner(folder, dtype, kv_dtype, threads, instruction_set, weight_dtype=weight_dtype, num_copies=num_copies)
+    num_twins = NUM_COPIES if kv_format(kv_dtype).num_twins else 0
+    made = runner(folder, dtype, kv_dtype, threads, instruction_set, weight_dtype=weight_dtype, num_twins=num_twins)
     every_prompt = range(len(PROMPTS))
-    alone = [History(made, 100, 512, PROMPTS, 24, num_copies=num_copies).run([i]) for i in every_prompt]
+    alone = [History(made, 100, 512, PROMPTS, 24, num_twins=num_twins).run([i]) for i in every_prompt]
     for num_blocks, budget in ((100, 512), (100, 23), (8, 64)):
-        together = History(made, num_blocks, budget, PROMPTS, 24, ahead=1, num_copies=num_copies).run(every_prompt)
+        together = History(made, num_blocks, budget, PROMPTS, 24, ahead=1, num_twins=num_twins).run(every_prompt)
         assert (together.preemptions > 0) == (num_blocks == 8)
         assert together.in_vain > 0, "a step was in flight when a request ended"
         for i in every_prompt:

@@ -22,7 +22,7 @@ def test_the_cache_takes_what_the_plan_counts(tmp_path: Path, name: str, kv_dtyp
     ENTRIES[name].make(tmp_path)
     options = EngineOptions(tmp_path, kernels="native", block_size=BLOCK_SIZE, kv_blocks=NUM_BLOCKS)
     plan = plan_memory(stored_config(Checkpoint.open(tmp_path)), options, "fp32", kv_dtype)
-    made = runner(tmp_path, "fp32", kv_dtype, num_copies=plan.num_copies)
-    assert (0 < plan.num_copies < NUM_BLOCKS) == (kv_dtype in ("int4", "k8v4"))
+    made = runner(tmp_path, "fp32", kv_dtype, num_twins=plan.num_twins)
+    assert (0 < plan.num_twins < NUM_BLOCKS) == (kv_dtype in ("int4", "k8v4"))
     assert made.kv_bytes == plan.kv_bytes
     made.close()

@@ -102,13 +102,13 @@ def test_steps_of_rows_have_a_row_for_each_token() -> None:
         assert len(chunk.proposals) == chunk.length - 1
 
 
-def test_every_block_that_a_warm_up_step_writes_has_a_copy_of_its_own() -> None:
-    """If blocks have fewer copies: those without one would write to copy 0, which stays zero."""
-    chunks = warm_up_chunks(LIMITS, 128, 32, num_copies=20) + row_chunks(LIMITS, 128, 32, num_copies=20)
+def test_every_block_that_a_warm_up_step_writes_has_a_twin_of_its_own() -> None:
+    """If blocks have fewer twins: those without one would write to twin 0, which stays zero."""
+    chunks = warm_up_chunks(LIMITS, 128, 32, num_twins=20) + row_chunks(LIMITS, 128, 32, num_twins=20)
     for chunk in chunks:
-        blocks, copies = chunk.sequence.copies[::2], chunk.sequence.copies[1::2]
+        blocks, twins = chunk.sequence.twins[::2], chunk.sequence.twins[1::2]
         written = {position // 32 for position in range(chunk.start, chunk.start + chunk.length)}
         assert blocks == [chunk.sequence.blocks[i] for i in sorted(written)]
-        assert copies == list(range(1, len(blocks) + 1))
-        assert len(copies) <= 20
-    assert not any(chunk.sequence.copies for chunk in warm_up_chunks(LIMITS, 128, 32))
+        assert twins == list(range(1, len(blocks) + 1))
+        assert len(twins) <= 20
+    assert not any(chunk.sequence.twins for chunk in warm_up_chunks(LIMITS, 128, 32))
