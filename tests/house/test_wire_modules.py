@@ -8,7 +8,6 @@ CONVERTERS = {
     "infer.client": "async_client client connection load_reader outgoing wire",
     "infer.serve": "app known_names",
     "infer.serve.grpc": "admin from_messages service",
-    "infer.serve.open_inference": "inference parameters",
 }
 
 

@@ -9,11 +9,9 @@ from typing import Final
 
 from ....core.errors import InvalidRequest
 from ....proto.open_inference import open_inference_pb2 as oip
-from ....proto.v1 import generation_pb2 as pb
 from ...engine.request.request import Request
 from ..errors import UnknownModel
-from ..grpc.from_messages import asked_request
-from .parameters import read_parameters, read_timeout, unknown_parameter
+from .parameters import read_parameters, read_timeout, unknown_parameter, wrong
 
 TEXT_INPUT: Final = "text_input"
 TEXT_OUTPUT: Final = "text_output"
@@ -51,12 +49,10 @@ def read_inference(message: oip.ModelInferRequest) -> Inference:
     Raises:
         InvalidRequest: a tensor or a parameter is wrong or unknown.
     """
-    options, prompt = pb.GenerateRequest(request_id=message.id, model=message.model_name), _text(message)
-    names = read_parameters(message.parameters, options)
-    with named_as_given(names):
-        request = asked_request(options, prompt)
+    prompt = _text(message)
+    params, names = read_parameters(message.parameters)
     return Inference(
-        request,
+        Request(prompt, params, model=message.model_name, request_id=message.id),
         message.model_version,
         _outputs(message),
         is_raw=bool(message.raw_input_contents),
@@ -107,14 +103,14 @@ def named_as_given(names: Mapping[str, str]) -> Iterator[None]:
 def _text(message: oip.ModelInferRequest) -> str:
     """Returns the only element of the only tensor."""
     if len(message.inputs) != 1:
-        raise _wrong("inputs", f"{len(message.inputs)} tensors", f"one, {TEXT_INPUT}")
+        raise wrong("inputs", f"{len(message.inputs)} tensors", f"one, {TEXT_INPUT}")
     tensor = message.inputs[0]
     if tensor.name != TEXT_INPUT:
-        raise _wrong("inputs[0].name", repr(tensor.name[:60]), TEXT_INPUT, tensor.name)
+        raise wrong("inputs[0].name", repr(tensor.name[:60]), TEXT_INPUT, tensor.name)
     if tensor.datatype != BYTES:
-        raise _wrong("inputs[0].datatype", repr(tensor.datatype[:60]), BYTES, tensor.datatype)
+        raise wrong("inputs[0].datatype", repr(tensor.datatype[:60]), BYTES, tensor.datatype)
     if len(tensor.shape) != 1 or tensor.shape[0] != 1:
-        raise _wrong("inputs[0].shape", str(list(tensor.shape[:9])), "[1]: one text in each request")
+        raise wrong("inputs[0].shape", str(list(tensor.shape[:9])), "[1]: one text in each request")
     for name in tensor.parameters:
         raise unknown_parameter(f"inputs[0].parameters.{name}")
     raw = message.raw_input_contents
@@ -122,7 +118,7 @@ def _text(message: oip.ModelInferRequest) -> str:
     try:
         return element.decode()
     except UnicodeDecodeError as error:
-        raise _wrong(field, f"no UTF-8 (byte {error.start})", "text in UTF-8") from error
+        raise wrong(field, f"no UTF-8 (byte {error.start})", "text in UTF-8") from error
 
 
 def _element(tensor: oip.ModelInferRequest.InferInputTensor) -> bytes:
@@ -130,19 +126,19 @@ def _element(tensor: oip.ModelInferRequest.InferInputTensor) -> bytes:
         count, right = len(getattr(tensor.contents, field.name)), int(field.name == "bytes_contents")
         if count != right:
             shown = f"{count} elements"
-            raise _wrong(f"inputs[0].contents.{field.name}", shown, f"{right}: contents of BYTES, as of the shape")
+            raise wrong(f"inputs[0].contents.{field.name}", shown, f"{right}: contents of BYTES, as of the shape")
     element: bytes = tensor.contents.bytes_contents[0]
     return element
 
 
 def _raw_element(tensor: oip.ModelInferRequest.InferInputTensor, raw: list[bytes]) -> bytes:
     if tensor.HasField("contents"):
-        raise _wrong("inputs[0].contents", "set beside raw_input_contents", "unset there")
+        raise wrong("inputs[0].contents", "set beside raw_input_contents", "unset there")
     if len(raw) != 1:
-        raise _wrong("raw_input_contents", f"{len(raw)} entries", "one for each tensor, which is one")
+        raise wrong("raw_input_contents", f"{len(raw)} entries", "one for each tensor, which is one")
     if len(raw[0]) < SIZE.size or len(raw[0]) != SIZE.size + SIZE.unpack_from(raw[0])[0]:
         shown = f"{len(raw[0])} bytes"
-        raise _wrong(
+        raise wrong(
             "raw_input_contents", shown, "one text with its number of bytes before it, in 4 bytes, lowest first"
         )
     return raw[0][SIZE.size :]
@@ -153,14 +149,10 @@ def _outputs(message: oip.ModelInferRequest) -> tuple[str, ...]:
     names: list[str] = []
     for number, output in enumerate(message.outputs):
         if output.name not in OUTPUTS or output.name in names:
-            raise _wrong(
+            raise wrong(
                 f"outputs[{number}].name", repr(output.name[:60]), f"{' or '.join(OUTPUTS)}, each once", output.name
             )
         for name in output.parameters:
             raise unknown_parameter(f"outputs[{number}].parameters.{name}")
         names.append(output.name)
     return tuple(names) or OUTPUTS
-
-
-def _wrong(field: str, shown: str, right: str, given: object = None) -> InvalidRequest:
-    return InvalidRequest(f"{field} is {shown}; it must be {right}.", field=field, given=given)

@@ -4,18 +4,19 @@ Some senders have no type for fractions or lists. So numbers may be texts, and l
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+import struct
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from types import MappingProxyType
-from typing import Any, Final
-
-from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.json_format import ParseDict, ParseError
+from typing import Any, Final, TypeVar, get_args, get_type_hints
 
 from ....core.errors import InvalidRequest
 from ....proto.open_inference import open_inference_pb2 as oip
-from ....proto.v1 import generation_pb2 as pb
 from ...engine.grammar.compiler import MAX_BYTES
-from ...engine.request.sampling_params import MAX_LOGIT_BIAS
+from ...engine.grammar.grammar import Kind
+from ...engine.request.sampling_params import MAX_LOGIT_BIAS, OPTIONS, SamplingParams
 
 # Names that other servers have for the same options.
 ALIASES: Final = MappingProxyType({"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"})
@@ -26,52 +27,37 @@ WANTS_FINAL: Final = "triton_enable_empty_final_response"
 MAX_JSON: Final = 64 << 10
 # The longest time that the engine's clock is asked to hold, in microseconds: a year.
 MAX_TIMEOUT: Final = 366 * 86_400 * 10**6
-_RIGHT: Final = MappingProxyType(
-    {
-        FieldDescriptor.CPPTYPE_BOOL: "true or false",
-        FieldDescriptor.CPPTYPE_FLOAT: "a finite number",
-        FieldDescriptor.CPPTYPE_STRING: "a text",
-        FieldDescriptor.CPPTYPE_UINT32: f"an integer from 0 to {2**32 - 1}",
-        FieldDescriptor.CPPTYPE_UINT64: f"an integer from 0 to {2**64 - 1}",
-    }
-)
+# Tensors of log-probabilities are not built.
+_NO_PARAMETERS: Final = frozenset(("logprobs", "prompt_logprobs"))
+_TYPES: Final = MappingProxyType(get_type_hints(SamplingParams))
+_FLOAT32: Final = struct.Struct("f")
+T = TypeVar("T")
 
 
-def _places() -> Iterator[tuple[str, tuple[str, FieldDescriptor]]]:
-    """Yields the options by name, each with the part of a GenerateRequest that has it, and its field there."""
-    parts = pb.GenerateRequest.DESCRIPTOR.fields_by_name
-    for part in ("sampling", "stopping"):
-        yield from ((field.name, (part, field)) for field in parts[part].message_type.fields)
-    for name in ("include_stop", "keep_special_tokens"):
-        yield name, ("output", parts["output"].message_type.fields_by_name[name])
-
-
-_PLACES: Final[Mapping[str, tuple[str, FieldDescriptor]]] = MappingProxyType(dict(_places()))
-
-
-def read_parameters(given: Mapping[str, oip.InferParameter], request: pb.GenerateRequest) -> dict[str, str]:
-    """Writes parameters into a request.
+def read_parameters(given: Mapping[str, oip.InferParameter]) -> tuple[SamplingParams, dict[str, str]]:
+    """Reads the parameters of a request.
 
     Returns:
-        For each field that was set, as errors name it ("stopping.max_new_tokens"), the name of its parameter.
+        The options; and for each field that was set, as errors name it ("stopping.max_new_tokens"), the name of its
+        parameter.
 
     Raises:
         InvalidRequest: a parameter is unknown, has a wrong value, or excludes another one.
     """
+    options: dict[str, Any] = {}
     names: dict[str, str] = {}
     taken: dict[str, str] = {}
     for name in sorted(given):
         if name in (TIMEOUT, WANTS_FINAL):
             continue
-        if (place := _PLACES.get(ALIASES.get(name, name))) is None:
+        option = ALIASES.get(name, name)
+        if option not in OPTIONS or option in _NO_PARAMETERS:
             raise unknown_parameter(f"parameters.{name}")
-        part, field = place
-        only_one = field.full_name if field.containing_oneof is None else field.containing_oneof.full_name
-        if (other := taken.setdefault(only_one, name)) != name:
-            raise _wrong(name, f"set beside {other}", "unset there")
-        _set(getattr(request, part), field, name, given[name])
-        names[f"{part}.{field.name}"] = name
-    return names
+        if (other := taken.setdefault("constraint" if option in get_args(Kind) else option, name)) != name:
+            raise wrong(f"parameters.{name}", f"set beside {other}", "unset there")
+        options[option] = _option(option, name, _value(given[name]))
+        names[f"{OPTIONS[option].part}.{option}"] = name
+    return SamplingParams(**options), names
 
 
 def read_timeout(given: Mapping[str, oip.InferParameter]) -> float | None:
@@ -85,7 +71,7 @@ def read_timeout(given: Mapping[str, oip.InferParameter]) -> float | None:
     value = _value(given[TIMEOUT])
     number = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 20 else value
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MAX_TIMEOUT:
-        raise _wrong(TIMEOUT, _shown(value), f"0 (no limit) to {MAX_TIMEOUT} microseconds", value)
+        raise wrong(f"parameters.{TIMEOUT}", _shown(value), f"0 (no limit) to {MAX_TIMEOUT} microseconds", value)
     return number / 1e6 if number else None
 
 
@@ -95,57 +81,100 @@ def unknown_parameter(field: str) -> InvalidRequest:
     return InvalidRequest(f"{field} is unknown to this server; leave it unset.", field=field)
 
 
-def _set(part: Any, field: FieldDescriptor, name: str, parameter: oip.InferParameter) -> None:
-    """Sets a field of a part of the request; JSON's rules for protobuf check type and range."""
-    given = _value(parameter)
-    value: Any = given
-    right = _RIGHT.get(field.cpp_type, "of another type")
-    if field.message_type is not None:
-        value, right = _parsed(given, name), "a JSON object of token ids and numbers"
-    elif field.is_repeated and field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
-        value, right = _texts(given, name), "a text, or a JSON list of texts"
-    elif field.is_repeated:
-        value, right = _parsed(given, name), "a JSON list of token ids"
-    elif isinstance(given, str) and len(given) > MAX_BYTES:
-        raise _wrong(name, f"a text of {len(given)} characters", f"one of at most {MAX_BYTES}")
-    is_flag = field.cpp_type == FieldDescriptor.CPPTYPE_BOOL
+def _option(option: str, name: str, given: Any) -> Any:
+    """Returns the value of an option, which its parameter has in one of the types that senders have."""
+    right, convert = _SEED if option == "seed" else _CONVERSIONS[_TYPES[option]]
+    is_json = "JSON" in right
+    longest = MAX_JSON if is_json else MAX_BYTES
+    if isinstance(given, str) and len(given) > longest:
+        raise wrong(f"parameters.{name}", f"a text of {len(given)} characters", f"one of at most {longest}")
     try:
-        if value is None or isinstance(value, bool) != is_flag:
-            raise ParseError("JSON's rules take true for 1, and null for unset")
-        ParseDict({field.name: value}, part)
-    except ParseError as error:
-        raise _wrong(name, _shown(given), right, given) from error
-
-
-def _value(parameter: oip.InferParameter) -> bool | int | float | str | None:
-    arm = parameter.WhichOneof("parameter_choice")
-    value: bool | int | float | str | None = getattr(parameter, arm) if arm else None
+        value: Any = convert(given)
+    except (ValueError, OverflowError) as error:
+        raise wrong(f"parameters.{name}", _shown(given), right, given) from error
+    if is_json and len(value) > MAX_LOGIT_BIAS:
+        raise wrong(f"parameters.{name}", f"{len(value)} entries", f"at most {MAX_LOGIT_BIAS}")
     return value
 
 
-def _parsed(value: Any, name: str) -> list[Any] | dict[str, Any] | None:
-    """Returns the list or object that a text of JSON holds; None for anything else."""
-    if not isinstance(value, str):
-        return None
-    if len(value) > MAX_JSON:
-        raise _wrong(name, f"a text of {len(value)} characters", f"one of at most {MAX_JSON}")
-    try:
-        parsed = json.loads(value)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(parsed, list | dict):
-        return None
-    if len(parsed) > MAX_LOGIT_BIAS:
-        raise _wrong(name, f"{len(parsed)} entries", f"at most {MAX_LOGIT_BIAS}")
-    return parsed
+# The conversions take any value, and raise ValueError or OverflowError for those that are wrong.
+def _as(kind: type[T], value: Any) -> T:
+    if not isinstance(value, kind):
+        raise ValueError
+    return value
 
 
-def _texts(value: Any, name: str) -> Any:
+def _text(value: Any) -> str:
+    return _as(str, value).encode().decode()  # fails on half a surrogate pair, which JSON can have
+
+
+def _number(value: Any) -> int | float:
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return int(value)
+        return float(value)
+    if isinstance(value, bool):
+        raise ValueError
+    return value if isinstance(value, int) else _as(float, value)
+
+
+def _integer(value: Any, most: int = 2**32 - 1) -> int:
+    number = _number(value)
+    if number != number // 1 or not 0 <= number <= most:
+        raise ValueError
+    return int(number)
+
+
+def _float(value: Any) -> float:
+    """Returns the nearest number of 32 bits, as the options of tk.v1 have."""
+    number: float = _FLOAT32.unpack(_FLOAT32.pack(float(_number(value))))[0]
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+def _parsed(value: Any) -> Any:
+    """Returns what a text of JSON holds; None for anything else."""
+    if isinstance(value, str):
+        with suppress(ValueError, RecursionError):
+            return json.loads(value)
+    return None
+
+
+def _texts(value: Any) -> tuple[str, ...]:
     """Returns the texts of a JSON list; any other text is the only one."""
-    parsed = _parsed(value, name)
-    if isinstance(value, str) and not isinstance(parsed, list):
-        return [value]
-    return parsed
+    parsed = _parsed(value)
+    return tuple(map(_text, parsed if isinstance(parsed, list) else [value]))
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    return tuple(map(_integer, _as(list, _parsed(value))))
+
+
+def _biases(value: Any) -> dict[int, float]:
+    return {_integer(key): _float(bias) for key, bias in _as(dict, _parsed(value)).items()}
+
+
+_UINT32: Final = f"an integer from 0 to {2**32 - 1}", _integer
+_SEED: Final = f"an integer from 0 to {2**64 - 1}", partial(_integer, most=2**64 - 1)
+# What values must be, and their conversion, for each type of an option.
+_CONVERSIONS: Final[Mapping[Any, tuple[str, Callable[[Any], Any]]]] = MappingProxyType(
+    {
+        bool: ("true or false", partial(_as, bool)),
+        float: ("a finite number", _float),
+        int: _UINT32,
+        int | None: _UINT32,
+        str | None: ("a text", _text),
+        tuple[str, ...]: ("a text, or a JSON list of texts", _texts),
+        tuple[int, ...]: ("a JSON list of token ids", _ids),
+        Mapping[int, float]: ("a JSON object of token ids and numbers", _biases),
+    }
+)
+
+
+def _value(parameter: oip.InferParameter) -> bool | int | float | str | None:
+    value: bool | int | float | str | None = getattr(parameter, parameter.WhichOneof("parameter_choice") or "", None)
+    return value
 
 
 def _shown(value: Any) -> str:
@@ -155,6 +184,6 @@ def _shown(value: Any) -> str:
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
 
-def _wrong(name: str, shown: str, right: str, given: object = None) -> InvalidRequest:
-    field = f"parameters.{name}"
+def wrong(field: str, shown: str, right: str, given: object = None) -> InvalidRequest:
+    """Returns the error of a field that has a wrong value."""
     return InvalidRequest(f"{field} is {shown}; it must be {right}.", field=field, given=given)

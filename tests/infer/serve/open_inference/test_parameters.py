@@ -1,24 +1,23 @@
 """Parameters: every option under its name, values in every type that a sender may have, refusals by name."""
 
 import json
+import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tk.core.errors import InvalidRequest
-from tk.infer.client.wire import params_from_request, params_to_request
 from tk.infer.engine.grammar.compiler import MAX_BYTES
+from tk.infer.engine.request.sampling_params import OPTIONS, SamplingParams
 from tk.infer.serve.open_inference.parameters import MAX_JSON, read_parameters, read_timeout
 from tk.proto.open_inference import open_inference_pb2 as oip
-from tk.proto.v1 import generation_pb2 as pb
 from tk.tests.infer.every_option import EVERY_OPTION
 from tk.tests.infer.serve.open_inference.conftest import parameter
 
 
-def read(**values: Any) -> pb.GenerateRequest:
-    request = pb.GenerateRequest()
-    read_parameters({name: parameter(value) for name, value in values.items()}, request)
-    return request
+def read(**values: Any) -> SamplingParams:
+    return read_parameters({name: parameter(value) for name, value in values.items()})[0]
 
 
 def refusal(**values: Any) -> InvalidRequest:
@@ -28,21 +27,16 @@ def refusal(**values: Any) -> InvalidRequest:
 
 
 def test_every_option_but_log_probabilities_has_a_parameter() -> None:
-    expected = pb.GenerateRequest()
-    params_to_request(EVERY_OPTION, expected)
-    expected.output.ClearField("logprobs")
-    expected.output.ClearField("prompt_logprobs")
-    values: dict[str, Any] = {}
-    for part in ("sampling", "stopping", "output"):
-        for field, value in getattr(expected, part).ListFields():
-            plain = dict(value) if field.message_type else list(value) if field.is_repeated else value
-            values[field.name] = plain if isinstance(plain, int | float | str) else json.dumps(plain)
-    assert read(**values) == expected
-    assert len(values) > 12
+    expected = replace(EVERY_OPTION, logprobs=None, prompt_logprobs=None)
+    options = set(OPTIONS) - {"logprobs", "prompt_logprobs", "json_schema", "regex", "grammar"}
+    values = {name: getattr(expected, name) for name in options}
+    texts = {name: value if isinstance(value, int | float) else json.dumps(value) for name, value in values.items()}
+    assert read(**texts) == expected
+    assert len(texts) > 12
 
 
 def test_nothing_is_set_that_was_not_given() -> None:
-    assert read() == pb.GenerateRequest()
+    assert read() == SamplingParams()
 
 
 @pytest.mark.parametrize(
@@ -51,7 +45,10 @@ def test_nothing_is_set_that_was_not_given() -> None:
         ({"temperature": 0.5}, "temperature", 0.5),
         ({"temperature": 0}, "temperature", 0.0),
         ({"temperature": "0.5"}, "temperature", 0.5),
+        ({"temperature": 0.1}, "temperature", struct.unpack("f", struct.pack("f", 0.1))[0]),
         ({"top_k": "7"}, "top_k", 7),
+        ({"top_k": "7.0"}, "top_k", 7),
+        ({"top_k": 7.0}, "top_k", 7),
         ({"seed": 2**64 - 1}, "seed", 2**64 - 1),
         ({"max_tokens": 9}, "max_new_tokens", 9),
         ({"max_new_tokens": 9}, "max_new_tokens", 9),
@@ -67,7 +64,7 @@ def test_nothing_is_set_that_was_not_given() -> None:
     ],
 )
 def test_values_in_the_types_that_senders_have(values: dict[str, Any], field: str, expected: object) -> None:
-    assert getattr(params_from_request(read(**values)), field) == expected
+    assert getattr(read(**values), field) == expected
 
 
 @pytest.mark.parametrize(
@@ -79,6 +76,13 @@ def test_values_in_the_types_that_senders_have(values: dict[str, Any], field: st
         ({"temperature": "warm"}, "temperature", "'warm'; it must be a finite number"),
         ({"temperature": True}, "temperature", "True; it must be a finite number"),
         ({"temperature": float("nan")}, "temperature", "a finite number"),
+        ({"temperature": "-Infinity"}, "temperature", "a finite number"),
+        ({"temperature": 1e39}, "temperature", "a finite number"),
+        ({"temperature": "9" * 4000}, "temperature", "a finite number"),
+        ({"top_k": "1e400"}, "top_k", "an integer"),
+        ({"stop_token_ids": "[true]"}, "stop_token_ids", "a JSON list of token ids"),
+        ({"stop_token_ids": "[null]"}, "stop_token_ids", "a JSON list of token ids"),
+        ({"logit_bias": '{"5": NaN}'}, "logit_bias", "a JSON object"),
         ({"top_k": -1}, "top_k", "an integer from 0 to 4294967295"),
         ({"top_k": 1.5}, "top_k", "an integer"),
         ({"n": 2**32}, "n", "an integer"),
@@ -116,12 +120,11 @@ def test_refusals_name_the_parameter(values: dict[str, Any], name: str, text: st
 
 def test_a_parameter_without_a_value_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"parameters\.top_p is without a value"):
-        read_parameters({"top_p": oip.InferParameter()}, pb.GenerateRequest())
+        read_parameters({"top_p": oip.InferParameter()})
 
 
 def test_fields_are_found_under_the_names_that_the_caller_used() -> None:
-    request = pb.GenerateRequest()
-    names = read_parameters({"max_tokens": parameter(3), "top_p": parameter(0.5)}, request)
+    _, names = read_parameters({"max_tokens": parameter(3), "top_p": parameter(0.5)})
     assert names == {"stopping.max_new_tokens": "max_tokens", "sampling.top_p": "top_p"}
 
 
