@@ -164,8 +164,9 @@ def _server(checkpoint: Path) -> Iterator[str]:
 
 
 def _check_health(address: str) -> None:
-    import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    import grpc
 
     with grpc.insecure_channel(address) as channel:
         request = health_pb2.HealthCheckRequest(service="tk.v1.Generation")

@@ -2,8 +2,9 @@
 
 from typing import Any, Final
 
-import grpc
 from google.rpc import error_details_pb2, status_pb2
+
+import grpc
 
 from ...core.errors import Cancelled, DeadlinePassed, InvalidRequest, Overloaded, TkError
 

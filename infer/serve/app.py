@@ -2,22 +2,22 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ...core.errors import WorkerDied
-from ...proto.v1 import generation_pb2 as pb
 from .access.callers import Callers, TokenCallers
-from .access.tokens import ADMIN, GENERATE
+from .access.tokens import ADMIN
 from .call.request_log import RequestLog
 from .call.runner import RequestRunner
 from .engine_protocol import ServedEngine
-from .grpc.admin import ADMIN_SERVICE, AdminService
-from .grpc.calls import Calls
-from .grpc.ports import listen, make_health_port, make_port
-from .grpc.service import GenerationService
-from .health import READINESS, Health
+from .grpc.admin import ADMINISTRATION, AdminService
+from .grpc.calls import GrpcService
+from .grpc.health import Health
+from .grpc.ports import GrpcPorts
+from .grpc.reflection import known_names
+from .grpc.service import GENERATION, GenerationService
 from .metrics.observer import Observer, Observers
 from .metrics.tally import RequestTally
 from .open_inference.service import OPEN_INFERENCE, OpenInferenceService
@@ -28,8 +28,6 @@ from .options import ServerOptions
 if TYPE_CHECKING:
     from .metrics.traces import RequestTraces
 
-# Seconds for calls other than requests (health watchers, reflection) to end by themselves when no request is live.
-STOP_GRACE: Final = 0.5
 # Seconds for the engine to drop aborted requests, which it does at once unless it is late itself.
 ABORT_GRACE: Final = 1.0
 # Seconds for callers to read that their requests failed.
@@ -41,6 +39,10 @@ _LOG: Final = logging.getLogger(__name__)
 
 class Door(Protocol):
     """A port beside that of gRPC, on the same event loop."""
+
+    @property
+    def names(self) -> Set[str]:
+        """The names of calls and fields in its protocol, which the log may have."""
 
     async def open(self, runner: RequestRunner, callers: Callers, log: RequestLog, tally: RequestTally) -> None:
         """Starts to listen, before the model is loaded; raises ConfigError if the address cannot be had.
@@ -63,7 +65,7 @@ class Server:
     """A gRPC server around an engine that may still be loading, for one event loop; the caller closes the engine.
 
     Attributes:
-        health_address: HOST:PORT of the port for health alone, from `start` on; "" if the options have none.
+        grpc: the ports of gRPC.
         is_late: whether the time of a drain has passed while requests were live.
 
     Args:
@@ -84,27 +86,21 @@ class Server:
         self._doors, self._callers = doors, Callers() if options.tokens is None else TokenCallers(options.tokens)
         self._engine, self._options, self._reloads = engine, options, reloads
         health = Health()
-        callers = self._callers
-        self._lifecycle = Lifecycle(health)
+        self._lifecycle = Lifecycle(health.show)
         self._tally = RequestTally()
         self._traces = _traces(engine, options)
         observer = self._observer()
-        log = self._log = RequestLog(options.log_prompts, observer)
-        self._runner = RequestRunner(engine, self._lifecycle, options.default_max_new_tokens, observer)
+        runner = self._runner = RequestRunner(engine, self._lifecycle, options.default_max_new_tokens, observer)
+        names = known_names((GENERATION, OPEN_INFERENCE, ADMINISTRATION)).union(*(door.names for door in doors))
+        log = self._log = RequestLog(options.log_prompts, observer, names)
+        services = (
+            GrpcService(GENERATION, GenerationService(runner, log)),
+            GrpcService(OPEN_INFERENCE, OpenInferenceService(runner, log)),
+            GrpcService(ADMINISTRATION, AdminService(runner, self.drain, reloads), ADMIN),
+        )
+        self.grpc = GrpcPorts(options, services, health, self._callers, log)
         self._dead = asyncio.Event()
         self.is_late = False
-        self.health_address, most = "", options.max_connections
-        self._health_port = make_health_port(health, most)
-        alone = options.admin_port is None
-        names = (READINESS, OPEN_INFERENCE.full_name, *((ADMIN_SERVICE,) if alone else ()))
-        self._port = make_port(callers, health, names, log, most)
-        self._admin_port = self._port if alone else make_port(callers, health, (ADMIN_SERVICE,), log, most)
-        services = pb.DESCRIPTOR.services_by_name
-        generating, operating = Calls(callers, log, GENERATE), Calls(callers, log, ADMIN)
-        generating.add_service(self._port, services["Generation"], GenerationService(self._runner, log))
-        generating.add_service(self._port, OPEN_INFERENCE, OpenInferenceService(self._runner, log))
-        admin = AdminService(self._runner, self.drain, reloads)
-        operating.add_service(self._admin_port, services["Admin"], admin)
 
     def _observer(self) -> Observer:
         """Returns the observers of requests that the options ask for."""
@@ -122,13 +118,7 @@ class Server:
             ConfigError: an address is in use or not available.
         """
         self._lifecycle.report()
-        address = await listen(self._port, self._options, self._options.port)
-        _LOG.info("listening on %s", address)
-        if self._options.admin_port is not None:
-            _LOG.info("admin on %s", await listen(self._admin_port, self._options, self._options.admin_port))
-        if self._options.health_port is not None:
-            self.health_address = await listen(self._health_port, self._options, self._options.health_port, False)
-            _LOG.info("health, without encryption, on %s", self.health_address)
+        address = await self.grpc.open()
         for door in self._doors:
             await door.open(self._runner, self._callers, self._log, self._tally)
         loop = asyncio.get_running_loop()
@@ -191,9 +181,7 @@ class Server:
         """Ends the live requests, then all other calls, and closes the ports."""
         self._refuse_new()
         self._runner.end_live_requests()
-        stops = [port.stop(STOP_GRACE) for port in {self._port, self._admin_port, self._health_port}]
-        stops += [door.stop() for door in self._doors]
-        await asyncio.gather(*stops)
+        await asyncio.gather(self.grpc.stop(), *(door.stop() for door in self._doors))
         with suppress(TimeoutError):  # closing the engine ends the remaining requests
             async with asyncio.timeout(ABORT_GRACE):
                 await self._runner.live.wait_empty()

@@ -1,4 +1,4 @@
-"""Errors that only a server raises; the engine's errors are in core/errors.py.
+"""Errors that only a server raises, and the text of an error for its caller; the engine's errors are in core/errors.py.
 
 TkError
 |- RequestError
@@ -14,7 +14,12 @@ TkError
 `- Draining               UNAVAILABLE          a request to a server that shuts down
 """
 
+from typing import Final
+
 from ...core.errors import RequestError, TkError
+
+# The headers of gRPC carry the text three times (percent-encoded, and in the details); peers accept 8 KiB of headers.
+MAX_MESSAGE_BYTES: Final = 1000
 
 
 class NotBuilt(RequestError):
@@ -59,31 +64,17 @@ class NoChatTemplate(RequestError):
     grpc_status = "FAILED_PRECONDITION"
 
 
-class Loading(TkError):
-    """A request to a server that loads the model.
-
-    Attributes:
-        retry_after: the number of seconds after which it is worth another try.
-    """
-
-    grpc_status = "UNAVAILABLE"
-
-    def __init__(self, message: str, retry_after: float = 1.0) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
-
-
 class CannotReload(RequestError):
     """A checkpoint whose weights cannot replace the served ones."""
 
     grpc_status = "FAILED_PRECONDITION"
 
 
-class Draining(TkError):
-    """A request to a server that shuts down: it finishes its live requests and accepts no new ones.
+class _NotNow(TkError):
+    """A request to a server that takes none now.
 
     Attributes:
-        retry_after: the number of seconds after which another server behind the same name may answer.
+        retry_after: the number of seconds after which it is worth another try, there or behind the same name.
     """
 
     grpc_status = "UNAVAILABLE"
@@ -91,3 +82,20 @@ class Draining(TkError):
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class Loading(_NotNow):
+    """A request to a server that loads the model."""
+
+
+class Draining(_NotNow):
+    """A request to a server that shuts down: it finishes its live requests and accepts no new ones."""
+
+
+def text_for_client(error: Exception) -> str:
+    """Returns the error's text for the client; an unforeseen one goes only to the log: it may be confidential."""
+    text = str(error) if isinstance(error, TkError) else f"A fault of the server ({type(error).__name__}); see its log."
+    raw = text.encode(errors="replace")
+    return (
+        raw.decode() if len(raw) <= MAX_MESSAGE_BYTES else raw[: MAX_MESSAGE_BYTES - 3].decode(errors="ignore") + "..."
+    )

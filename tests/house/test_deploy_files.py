@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tk.cli.serve import serve
-from tk.infer.serve.health import LIVENESS, READINESS
+from tk.infer.serve.grpc.health import LIVENESS, READINESS
 
 DEPLOY = Path(__file__).resolve().parents[2] / "examples" / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"

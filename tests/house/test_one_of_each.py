@@ -42,7 +42,7 @@ def aborts_a_call(node: ast.AST) -> bool:
 
 
 ONE_PLACE = [
-    ("infer/serve/status.py", aborts_a_call),
+    ("infer/serve/grpc/status.py", aborts_a_call),
     ("core/process.py", starts_python),
     ("core/integers.py", divides_upwards),
     ("core/labels.py", names_ignored_labels),

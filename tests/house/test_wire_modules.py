@@ -6,7 +6,6 @@ from tk.tests.house.test_floors import dotted, imports
 
 CONVERTERS = {
     "infer.client": "async_client client connection load_reader outgoing wire",
-    "infer.serve": "app known_names",
     "infer.serve.grpc": "admin from_messages service",
 }
 

@@ -11,23 +11,22 @@ import asyncio
 import datetime
 import json
 import logging
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from typing import Any, Final
-
-import grpc
 
 from ....core.errors import InvalidRequest, TkError
 from ....core.repeats import WINDOW, Repeats
 from ...engine.request.prompts import Conversation, GivenPrompt
-from ..known_names import known_name
+from ..errors import text_for_client
 from ..metrics.observer import Observer
 from ..metrics.request_record import RequestRecord
-from ..status import text_for_client
 
 _LOG: Final = logging.getLogger(__name__)
 # The caller has gone, or its deadline has passed.
-_GONE: Final = (asyncio.CancelledError, grpc.aio.BaseError, ConnectionError, TimeoutError)
+_GONE: Final = (asyncio.CancelledError, ConnectionError, TimeoutError)
+_INDEX: Final = re.compile(r"\[\d{1,6}\]")
 
 
 class RequestLog:
@@ -36,10 +35,13 @@ class RequestLog:
     Args:
         with_prompts: whether lines have the prompts and the messages of errors, which may be confidential.
         observer: observes the refused calls and the ends of requests.
+        names: the names of calls and fields in all protocols, which lines may have: none that a caller made up.
     """
 
-    def __init__(self, with_prompts: bool = False, observer: Observer | None = None) -> None:
-        self._with_prompts, self._observer = with_prompts, observer or Observer()
+    def __init__(
+        self, with_prompts: bool = False, observer: Observer | None = None, names: Set[str] = frozenset()
+    ) -> None:
+        self._with_prompts, self._observer, self._names = with_prompts, observer or Observer(), names
         self._repeats = Repeats[RequestRecord]()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -90,6 +92,11 @@ class RequestLog:
             shown = [_prompt_in_json(prompt) for prompt in prompts]
             record.values["prompt"] = shown[0] if len(shown) == 1 else shown
 
+    def known(self, name: str) -> str:
+        """Returns the name of a call, or the path of a field, if all of it is known; "" otherwise."""
+        words = _INDEX.sub("", name[:200]).split(".")
+        return name[:200] if set(words) <= self._names else ""
+
     def close(self) -> None:
         """Writes what is left to be written."""
         if self._timer is not None:
@@ -100,13 +107,20 @@ class RequestLog:
         record.error = error
         if isinstance(error, TkError):
             record.status = error.grpc_status
-            record.values |= {"error": text_for_client(error)} if self._with_prompts else _named(error)
+            record.values |= {"error": text_for_client(error)} if self._with_prompts else self._named(error)
         elif isinstance(error, _GONE):  # at the deadline gRPC and the client cancel, too
             record.status = "DEADLINE_EXCEEDED" if record.is_late else "CANCELLED"
         else:
             record.status = "INTERNAL"
         if record.is_refused:
             self._observer.refuse(record)
+
+    def _named(self, error: TkError) -> dict[str, str]:
+        """Returns what a line says of an error: nothing that the caller wrote."""
+        found = {"error": error.log_form}
+        if isinstance(error, InvalidRequest):
+            found |= {"error_field": self.known(error.field), "error_value": error.kind}
+        return {name: value for name, value in found.items() if value}
 
     def _write_one_of_many(self, record: RequestRecord) -> None:
         """Writes the line of a call that no engine took, or counts it, if one of its kind was written lately."""
@@ -135,14 +149,6 @@ def _prompt_in_json(prompt: GivenPrompt) -> str | dict[str, Any]:
         case Conversation():
             return {"messages": [dict(message) for message in prompt.messages]}
     return {"ids": list(prompt)}
-
-
-def _named(error: TkError) -> dict[str, str]:
-    """Returns what a line says of an error: nothing that the caller wrote."""
-    found = {"error": error.log_form}
-    if isinstance(error, InvalidRequest):
-        found |= {"error_field": known_name(error.field), "error_value": error.kind}
-    return {name: value for name, value in found.items() if value}
 
 
 def _write(record: RequestRecord, repeats: int = 0) -> None:

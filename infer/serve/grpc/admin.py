@@ -16,7 +16,7 @@ from ..operations.lifecycle import ServerState
 from ..operations.reloads import Reloads
 from .calls import GrpcCall
 
-ADMIN_SERVICE: Final = "tk.v1.Admin"
+ADMINISTRATION: Final = pb.DESCRIPTOR.services_by_name["Admin"]
 
 
 class AdminService(pb_grpc.AdminServicer):

@@ -6,20 +6,21 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+import grpc
+
 from ..access.callers import Callers
-from ..access.tokens import Caller
+from ..access.tokens import GENERATE, Caller
 from ..call.deadline import deadline_of, ended_by
 from ..call.request_ids import METADATA_KEY, is_id
 from ..call.request_log import RequestLog
-from ..grpc_server import add_methods
-from ..messages import INLINE_BYTES, ServeCall, make_handler, only_message, read_message
 from ..metrics.request_record import RequestRecord, trace_of
-from ..status import answered, client_of
+from .messages import INLINE_BYTES, ServeCall, make_handler, only_message, read_message
+from .server import add_methods
+from .status import answered, client_of
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,30 @@ class GrpcCall:
         await self.context.send_initial_metadata(((METADATA_KEY, request_id),))
 
 
+@dataclass(frozen=True)
+class GrpcService:
+    """A service.
+
+    Attributes:
+        description: its description.
+        servicer: has a method per call of the service, for one message, or for an iterator over those of a stream, and
+            its GrpcCall.
+        role: the role that its callers need.
+    """
+
+    description: ServiceDescriptor
+    servicer: Any
+    role: str = GENERATE
+
+    @property
+    def name(self) -> str:
+        """The full name."""
+        name: str = self.description.full_name
+        return name
+
+
 class Calls:
-    """Lets callers of a role make the calls of services.
+    """Lets callers make the calls of a service that need its role.
 
     Args:
         callers: identifies the callers.
@@ -65,20 +88,13 @@ class Calls:
     def __init__(self, callers: Callers, log: RequestLog, role: str) -> None:
         self._callers, self._log, self._role = callers, log, role
 
-    def add_service(self, server: grpc.aio.Server, service: ServiceDescriptor, servicer: Any) -> None:
-        """Adds a service to a server; its calls get messages that `read_message` has checked.
-
-        Args:
-            server: the server.
-            service: the description of the service.
-            servicer: has a method per call of the service, for one message, or for an iterator over those of a stream,
-                and its GrpcCall.
-        """
+    def add_service(self, server: grpc.aio.Server, service: GrpcService) -> None:
+        """Adds a service to a server; its calls get messages that `read_message` has checked."""
         handlers = {
-            method.name: make_handler(method, self._served(method, getattr(servicer, method.name)))
-            for method in service.methods
+            method.name: make_handler(method, self._served(method, getattr(service.servicer, method.name)))
+            for method in service.description.methods
         }
-        add_methods(server, service.full_name, handlers)
+        add_methods(server, service.name, handlers)
 
     def _served(self, method: MethodDescriptor, answer: Callable[[Any, GrpcCall], Awaitable[Any]]) -> ServeCall:
         kind = GetMessageClass(method.input_type)
@@ -101,7 +117,10 @@ class Calls:
             caller = self._callers.identify(context.invocation_metadata())
             record.principal = caller.principal
             caller.require(self._role)
-            yield GrpcCall(context, caller, record, deadline)
+            try:
+                yield GrpcCall(context, caller, record, deadline)
+            except grpc.aio.BaseError as error:  # the server or the client has ended the call already
+                raise asyncio.CancelledError("the call has ended") from error
 
 
 async def _read(kind: type[Message], raw: bytes) -> Message:

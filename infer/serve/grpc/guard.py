@@ -3,14 +3,14 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE
+
+import grpc
 
 from ....core.errors import TkError
 from ..access.callers import Callers
 from ..call.request_log import RequestLog
-from ..known_names import known_name
-from ..status import answered, client_of
+from .status import answered, client_of
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no annotations
@@ -44,7 +44,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no an
         async def refuse(messages: object, context: grpc.aio.ServicerContext) -> None:
             try:
                 async with answered(context):
-                    with self._log.call(known_name(method.rpartition("/")[2]), client_of(context)):
+                    with self._log.call(self._log.known(method.rpartition("/")[2]), client_of(context)):
                         raise error
             finally:
                 error.__traceback__ = None  # it has this frame, which has the error: only a search would find them

@@ -1,19 +1,26 @@
 """The ports of a server: gRPC servers with the limits and keepalive of this one, on addresses of its options."""
 
+import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Final
 
 import grpc
 
 from ..access.callers import Callers
+from ..access.tokens import ADMIN
 from ..call.request_log import RequestLog
 from ..call.response_size import MAX_RESPONSE_BYTES
-from ..grpc_server import make_grpc_server
-from ..health import HEALTH_SERVICE, Health
 from ..options import ServerOptions, not_ours
+from .calls import Calls, GrpcService
+from .credentials import server_credentials
 from .guard import Guard
+from .health import HEALTH_SERVICE, Health
 from .reflection import add_reflection
+from .server import make_grpc_server
 
+# Seconds for calls other than requests (health watchers, reflection) to end by themselves when no request is live.
+STOP_GRACE: Final = 0.5
 MAX_REQUEST_BYTES: Final = 4 << 20
 MAX_PINGS: Final = 1000  # of a connection, less than 10 seconds apart, while the server sends it nothing
 MAX_CALLS: Final = 1024  # of a connection at a time
@@ -33,53 +40,76 @@ _CHANNEL_OPTIONS: Final = (
     # Calls wait in one queue until Python takes them. If it is full, gRPC cancels calls of any connection: one that
     # begins and resets streams without a bound would end those of all other clients.
     ("grpc.max_concurrent_streams", MAX_CALLS),
-    # Connections that never get on are closed; what they take of the open files meanwhile is bounded in `_options`.
+    # Connections that never get on are closed; what they take of the open files meanwhile is bounded in `_listen`.
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
     # By default a connection reads up to some megabytes at once, and a fast flood of frames took the process to 1.9 GB.
     ("grpc.experimental.tcp_max_read_buffer_size", 1 << 18),
 )
+_LOG: Final = logging.getLogger(__name__)
 
 
-def make_port(
-    callers: Callers, health: Health, services: Sequence[str], log: RequestLog, max_connections: int
-) -> grpc.aio.Server:
-    """Returns a server with health and reflection that does not listen yet; the caller adds `services`, full names."""
-    server = make_grpc_server([Guard(callers, log, services)], _options(max_connections))
-    health.add_to(server)
-    add_reflection(server, (*services, HEALTH_SERVICE))
-    return server
-
-
-def make_health_port(health: Health, max_connections: int) -> grpc.aio.Server:
-    """Returns a server with nothing but health, which does not listen yet."""
-    server = make_grpc_server([], _options(max_connections))
-    health.add_to(server)
-    return server
-
-
-async def listen(server: grpc.aio.Server, options: ServerOptions, port: int, encrypted: bool = True) -> str:
-    """Lets a server listen on a port of the options' host, with their certificates; returns HOST:PORT.
+class GrpcPorts:
+    """The ports of gRPC of a server: that of calls, that of Admin if it has its own, and that of health alone.
 
     Args:
-        server: the server.
-        options: the options.
-        port: the port; 0 = any free port.
-        encrypted: whether the certificates of the options, if any, are for this port.
+        options: the options of the server.
+        services: the services; those of the role admin are on the port of Admin, if there is one.
+        health: the health, which every port answers.
+        callers: identifies the callers.
+        log: the log of calls.
 
-    Raises:
-        ConfigError: the address is in use or not available.
+    Attributes:
+        health_address: HOST:PORT of the port for health alone, from `open` on; "" if the options have none.
     """
-    address = options.address_of(port)
-    try:
-        if options.certificates is None or not encrypted:
-            bound = server.add_insecure_port(address)
-        else:
-            bound = server.add_secure_port(address, options.certificates.credentials())
-    except RuntimeError as error:
-        raise not_ours(address, error) from error
-    await server.start()
-    return options.address_of(bound)
 
+    def __init__(
+        self, options: ServerOptions, services: Sequence[GrpcService], health: Health, callers: Callers, log: RequestLog
+    ) -> None:
+        self._options, self._services, self._health = options, services, health
+        self._callers, self._log = callers, log
+        self._servers: list[grpc.aio.Server] = []
+        self.health_address = ""
 
-def _options(max_connections: int) -> Sequence[tuple[str, int]]:
-    return (*_CHANNEL_OPTIONS, ("grpc.max_allowed_incoming_connections", max_connections))
+    async def open(self) -> str:
+        """Starts to listen, and returns HOST:PORT of the port of calls.
+
+        Raises:
+            ConfigError: an address is in use or not available.
+        """
+        options = self._options
+        apart = [each for each in self._services if options.admin_port is not None and each.role == ADMIN]
+        address = await self._listen(options.port, [each for each in self._services if each not in apart])
+        _LOG.info("listening on %s", address)
+        if options.admin_port is not None:
+            _LOG.info("admin on %s", await self._listen(options.admin_port, apart))
+        if options.health_port is not None:
+            self.health_address = await self._listen(options.health_port)
+            _LOG.info("health, without encryption, on %s", self.health_address)
+        return address
+
+    async def stop(self) -> None:
+        """Closes the ports, when calls other than requests have had a moment to end by themselves."""
+        await asyncio.gather(*(server.stop(STOP_GRACE) for server in self._servers))
+
+    async def _listen(self, port: int, services: Sequence[GrpcService] = ()) -> str:
+        """Lets services and reflection, or health alone, listen on a port of the options' host; returns HOST:PORT."""
+        names = [service.name for service in services]
+        guards = [Guard(self._callers, self._log, names)] if services else []
+        most = ("grpc.max_allowed_incoming_connections", self._options.max_connections)
+        server = make_grpc_server(guards, (*_CHANNEL_OPTIONS, most))
+        self._servers.append(server)
+        self._health.add_to(server)
+        if services:
+            add_reflection(server, (*names, HEALTH_SERVICE))
+        for service in services:
+            Calls(self._callers, self._log, service.role).add_service(server, service)
+        address, certificates = self._options.address_of(port), self._options.certificates
+        try:
+            if certificates is None or not services:
+                bound = server.add_insecure_port(address)
+            else:
+                bound = server.add_secure_port(address, server_credentials(certificates))
+        except RuntimeError as error:
+            raise not_ours(address, error) from error
+        await server.start()
+        return self._options.address_of(bound)

@@ -6,22 +6,25 @@ shows too, is v1alpha's with the name changed. The Open Inference Protocol is de
 whatever other statement of it the process has.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool
+from google.protobuf.descriptor import Descriptor, ServiceDescriptor
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+import grpc
+
 from ....proto.open_inference import open_inference_pb2
-from ..grpc_server import add_methods
-from ..messages import read_short_message
-from ..status import answered
+from .messages import read_short_message
+from .server import add_methods
+from .status import answered
 
 _V1ALPHA: Final = "grpc.reflection.v1alpha"
 _V1: Final = "grpc.reflection.v1"
 V1_SERVICE: Final = f"{_V1}.ServerReflection"
+_METHOD: Final = "ServerReflectionInfo"
 
 
 def add_reflection(server: grpc.aio.Server, services: Sequence[str]) -> None:
@@ -36,9 +39,24 @@ def add_reflection(server: grpc.aio.Server, services: Sequence[str]) -> None:
                 yield response
 
     to_bytes = reflection_pb2.ServerReflectionResponse.SerializeToString
-    handlers = {"ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(answer, response_serializer=to_bytes)}
+    handlers = {_METHOD: grpc.stream_stream_rpc_method_handler(answer, response_serializer=to_bytes)}
     for name in (reflection.SERVICE_NAME, V1_SERVICE):
         add_methods(server, name, handlers)
+
+
+def known_names(services: Iterable[ServiceDescriptor]) -> frozenset[str]:
+    """Returns the names of calls, and of fields in the files of services, which the log may have."""
+    names = {_METHOD}
+    for service in services:
+        names |= {method.name for method in service.methods}
+        names |= set(_field_names(service.file.message_types_by_name.values()))
+    return frozenset(names)
+
+
+def _field_names(messages: Iterable[Descriptor]) -> Iterator[str]:
+    for message in messages:
+        yield from (each.name for each in (*message.fields, *message.oneofs))
+        yield from _field_names(message.nested_types)
 
 
 class _Pools:

@@ -21,6 +21,7 @@ from ..call.runner import RequestRunner
 from .calls import GrpcCall
 from .from_messages import asked_request, prompt_of, score_sides
 
+GENERATION: Final = pb.DESCRIPTOR.services_by_name["Generation"]
 # With 20 alternatives each, so many take a few milliseconds.
 INLINE_LOGPROBS: Final = 256
 M = TypeVar("M")

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+from collections.abc import Set
 from typing import Final
 
 from ..access.tls import Certificates
@@ -33,7 +34,10 @@ class Listener:
 
     Attributes:
         address: HOST:PORT, once it listens.
+        names: the names of calls and fields in its protocol, which the log may have.
     """
+
+    names: Set[str] = frozenset()
 
     def __init__(
         self, name: str, host: str, port: int, most_connections: int, certificates: Certificates | None = None

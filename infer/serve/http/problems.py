@@ -6,8 +6,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from ....core.errors import InvalidRequest, TkError
-from ..errors import UnknownModel
-from ..status import text_for_client
+from ..errors import UnknownModel, text_for_client
 from .messages import Headers
 
 # The name of the gRPC status -> HTTP status and OpenAI's type of error.

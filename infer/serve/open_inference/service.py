@@ -15,10 +15,10 @@ from ..call.deadline import deadline_of, ended_by
 from ..call.request_log import RequestLog
 from ..call.requests import check_model
 from ..call.runner import RequestRunner
+from ..errors import text_for_client
 from ..grpc.calls import GrpcCall
-from ..messages import INLINE_BYTES
+from ..grpc.messages import INLINE_BYTES
 from ..operations.lifecycle import ServerState
-from ..status import text_for_client
 from .answers import StreamedAnswer, metadata_of, whole_answer
 from .inference import Inference, check_version, named_as_given, read_inference
 

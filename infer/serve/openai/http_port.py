@@ -1,5 +1,7 @@
 """The HTTP port of a server, for OpenAI's dialect."""
 
+from typing import Final
+
 from ..access.callers import Callers
 from ..call.request_log import RequestLog
 from ..call.runner import RequestRunner
@@ -12,6 +14,15 @@ from ..options import ServerOptions
 from .routes import routes_of
 from .served import ServedModel
 
+# The names of fields in errors, which the log may have.
+_NAMES: Final = frozenset(
+    (
+        *("include_usage", "json_schema", "logprobs", "max_completion_tokens", "max_tokens", "messages", "min_tokens"),
+        *("name", "prompt", "response_format", "schema", "stream", "stream_options", "strict", "top_logprobs", "type"),
+        *("best_of", "echo", "functions", "suffix", "tool_choice", "tools"),
+    )
+)
+
 
 class HttpPort(Listener):
     """The HTTP port of a server.
@@ -19,6 +30,8 @@ class HttpPort(Listener):
     Args:
         options: the options of the server.
     """
+
+    names = _NAMES
 
     def __init__(self, options: ServerOptions) -> None:
         super().__init__("HTTP", options.host, options.http_port or 0, options.max_connections, options.certificates)

@@ -1,10 +1,10 @@
-"""The states of a server, from the opening of its port to its end, and the health that follows them."""
+"""The states of a server, from the opening of its port to its end, and what follows of it."""
 
 import enum
+from collections.abc import Callable
 
 from ....core.errors import WorkerDied, WorkerStalled
 from ..errors import Draining, Loading
-from ..health import Health
 
 
 class ServerState(enum.Enum):
@@ -22,11 +22,11 @@ class Lifecycle:
     """The state of one server; only the event loop's thread uses it.
 
     Args:
-        health: reports the state to probes.
+        on_change: is called with the state at each change, to show it to probes.
     """
 
-    def __init__(self, health: Health) -> None:
-        self._health = health
+    def __init__(self, on_change: Callable[[ServerState], None] = lambda state: None) -> None:
+        self._on_change = on_change
         self._is_loaded = self._is_draining = False
         self._death: WorkerDied | None = None
 
@@ -91,11 +91,5 @@ class Lifecycle:
         self.report()
 
     def report(self) -> None:
-        """Reports the state to probes; all changes do so by themselves, but nothing has reported the first state."""
-        state = self.state
-        if state is ServerState.FAILED:
-            self._health.set_dead()
-        elif state is ServerState.SERVING:
-            self._health.set_ready()
-        else:
-            self._health.set_unready()
+        """Reports the state; all changes do so by themselves, but nothing has reported the first state."""
+        self._on_change(self.state)

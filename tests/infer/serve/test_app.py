@@ -1,6 +1,5 @@
 """The way down of a server, and its port."""
 
-import socket
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tk.core.errors import ConfigError
 from tk.infer.engine.request.events import Delta, Done, Event
 from tk.infer.engine.request.streams import MAX_TOKENS_PER_DELTA
 from tk.infer.serve.access.tokens import Caller, line_of, token_digest
-from tk.infer.serve.app import Server
-from tk.infer.serve.options import ServerOptions, check_address
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import GenerationStub
 from tk.tests.infer.serve.fake_engine import WAIT_SECONDS, FakeEngine, ServerThread, delta, finished, started
@@ -81,27 +77,6 @@ def test_a_request_that_outlives_the_drain_timeout_ends_unavailable(engine: Fake
     assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
     assert len(engine.aborted) == 1
     assert engine.num_live == 0
-
-
-def test_stop_closes_the_port(engine: FakeEngine) -> None:
-    server = ServerThread(engine)
-    host, port = server.target.rsplit(":", 1)
-    server.close()
-    with socket.socket() as probe:
-        assert probe.connect_ex((host, int(port))) != 0
-
-
-def test_a_port_in_use_is_a_config_error(engine: FakeEngine, server: ServerThread) -> None:
-    port = int(server.target.rsplit(":", 1)[1])
-
-    async def start() -> None:
-        await Server(engine, ServerOptions(port=port)).start()
-
-    in_use = rf"127\.0\.0\.1:{port}.*in use"
-    with pytest.raises(ConfigError, match=in_use):
-        server.run(start())
-    with pytest.raises(ConfigError, match=in_use):
-        check_address(ServerOptions(port=port))
 
 
 def test_prometheus_reads_what_callers_did(engine: FakeEngine, tmp_path: Path) -> None:

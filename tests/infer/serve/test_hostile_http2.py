@@ -166,11 +166,11 @@ def test_the_port_of_health_takes_the_same(engine: FakeEngine, count: int) -> No
     server, draw = ServerThread(engine, health_port=0), random.Random(count)
     files = len(os.listdir("/proc/self/fd"))
     for _ in range(count):
-        with suppress(ConnectionError), connection(server.server.health_address, mutated_talk(draw)) as hostile:
+        with suppress(ConnectionError), connection(server.server.grpc.health_address, mutated_talk(draw)) as hostile:
             if draw.random() < 0.5:
                 hostile.shutdown(socket.SHUT_WR)
                 drain(hostile)
-    with grpc.insecure_channel(server.server.health_address) as channel:
+    with grpc.insecure_channel(server.server.grpc.health_address) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         assert check(health_pb2.HealthCheckRequest(), timeout=20).status == health_pb2.HealthCheckResponse.SERVING
     wait_until(lambda: len(os.listdir("/proc/self/fd")) <= files + 2)

@@ -21,7 +21,6 @@ from tk.infer.serve.call.request_log import RequestLog
 from tk.infer.serve.call.runner import RequestRunner
 from tk.infer.serve.grpc.calls import GrpcCall
 from tk.infer.serve.grpc.service import GenerationService
-from tk.infer.serve.health import Health
 from tk.infer.serve.metrics.observer import Observers
 from tk.infer.serve.metrics.tally import RequestTally
 from tk.infer.serve.operations.lifecycle import Lifecycle
@@ -143,7 +142,7 @@ def test_a_token_takes_few_calls(
 
     async def serve() -> list[Counter[str]]:
         switch = ModelSwitch(engine, lambda running, checkpoint: None)
-        lifecycle, observer = Lifecycle(Health()), Observers([RequestTally()])
+        lifecycle, observer = Lifecycle(), Observers([RequestTally()])
         lifecycle.set_loaded()
         runner = RequestRunner(switch, lifecycle, observer=observer)
         log = RequestLog(observer=observer)

@@ -12,7 +12,6 @@ from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.serve.access.tokens import Caller
 from tk.infer.serve.call.runner import RequestRunner
 from tk.infer.serve.errors import Draining, DuplicateRequest, Loading
-from tk.infer.serve.health import Health
 from tk.infer.serve.metrics.tally import RequestTally
 from tk.infer.serve.operations.lifecycle import Lifecycle
 from tk.tests.infer.serve.fake_engine import FakeEngine, delta, started
@@ -29,7 +28,7 @@ class Visit:
     """A runner whose server has loaded the model, and the ids that it admitted."""
 
     def __init__(self, engine: FakeEngine) -> None:
-        self.lifecycle = Lifecycle(Health())
+        self.lifecycle = Lifecycle()
         self.runner = RequestRunner(engine, self.lifecycle, default_max_new_tokens=9)
         self.admitted: list[str] = []
 

@@ -9,7 +9,7 @@ import pytest
 from tk.core.errors import InvalidRequest
 from tk.infer.engine.grammar.compiler import MissingExtra
 from tk.infer.serve.errors import UnknownModel
-from tk.infer.serve.messages import read_message
+from tk.infer.serve.grpc.messages import read_message
 from tk.infer.serve.open_inference.inference import check_version, named_as_given, read_inference
 from tk.proto.open_inference import open_inference_pb2 as oip
 from tk.tests.infer.serve.open_inference.conftest import asking, parameter

@@ -5,7 +5,7 @@ from grpc_health.v1 import health_pb2
 
 from tk.core.errors import TkError, WorkerDied, WorkerStalled
 from tk.infer.serve.errors import Draining, Loading
-from tk.infer.serve.health import LIVENESS, READINESS, Health
+from tk.infer.serve.grpc.health import LIVENESS, READINESS, Health
 from tk.infer.serve.operations.lifecycle import Lifecycle, ServerState
 from tk.proto.v1 import generation_pb2 as pb
 
@@ -37,7 +37,7 @@ def test_state_health_and_refusal(
     steps: list[str | WorkerDied | None], state: ServerState, is_ready: bool, refusal: type[TkError] | None
 ) -> None:
     health = Health()
-    lifecycle = Lifecycle(health)
+    lifecycle = Lifecycle(health.show)
     lifecycle.report()
     for step in steps:
         match step:

@@ -9,7 +9,7 @@ from google.rpc import error_details_pb2
 
 from tk.core import errors as core
 from tk.infer.serve import errors as ours
-from tk.infer.serve.status import MAX_MESSAGE_BYTES, answered, status_of
+from tk.infer.serve.grpc.status import answered, status_of
 
 CODES = {
     "CANCELLED": 1,
@@ -69,12 +69,6 @@ def test_details_have_the_field_and_the_delay() -> None:
     assert details(core.Overloaded("x", 0.25))["google.rpc.RetryInfo"].retry_delay.ToMilliseconds() == 250
     info = details(ZeroDivisionError("x"))["google.rpc.ErrorInfo"]
     assert (info.reason, info.domain) == ("ZeroDivisionError", "tk.v1")
-
-
-def test_a_long_message_is_cut_to_the_room_in_headers() -> None:
-    status = status_of(core.InvalidRequest("ü" * 100_000))
-    assert MAX_MESSAGE_BYTES - 4 <= len(status.message.encode()) <= MAX_MESSAGE_BYTES
-    assert status.message.endswith("ü...")
 
 
 class EndedCall:

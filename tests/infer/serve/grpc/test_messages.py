@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tk.core.errors import InvalidRequest
-from tk.infer.serve import messages
-from tk.infer.serve.messages import MAX_FIELDS, MAX_NAME_BYTES, SHORT_BYTES, read_message, read_short_message
+from tk.infer.serve.grpc import messages
+from tk.infer.serve.grpc.messages import MAX_FIELDS, MAX_NAME_BYTES, SHORT_BYTES, read_message, read_short_message
 from tk.proto.open_inference import open_inference_pb2 as oip
 from tk.proto.v1 import generation_pb2 as pb
 

@@ -8,12 +8,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, NoReturn
 
-import grpc
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from ...core.errors import InvalidRequest
+import grpc
+
+from ....core.errors import InvalidRequest
 
 MAX_FIELDS: Final = 20_000  # of one message, at any depth; a packed list, like a text, is one
 MAX_NAME_BYTES: Final = 16_384  # of a text that is none of _TEXTS

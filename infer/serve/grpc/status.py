@@ -8,17 +8,16 @@ from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import unquote
 
-import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from ...core.errors import InvalidRequest, Overloaded, TkError, WorkerDied
-from .errors import Draining, Loading
+import grpc
+
+from ....core.errors import InvalidRequest, Overloaded, TkError, WorkerDied
+from ..errors import Draining, Loading, text_for_client
 
 ERROR_DOMAIN: Final = "tk.v1"
-# The headers carry the text three times (percent-encoded, and in the details), and peers accept 8 KiB of headers.
-MAX_MESSAGE_BYTES: Final = 1000
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -114,12 +113,3 @@ async def abort(
 def _let_go(error: BaseException) -> None:
     """Takes from an error what it came through."""
     error.__traceback__ = error.__context__ = None
-
-
-def text_for_client(error: Exception) -> str:
-    """Returns the error's text for the client; an unforeseen one goes only to the log: it may be confidential."""
-    text = str(error) if isinstance(error, TkError) else f"A fault of the server ({type(error).__name__}); see its log."
-    raw = text.encode(errors="replace")
-    return (
-        raw.decode() if len(raw) <= MAX_MESSAGE_BYTES else raw[: MAX_MESSAGE_BYTES - 3].decode(errors="ignore") + "..."
-    )

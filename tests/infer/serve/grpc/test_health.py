@@ -1,4 +1,4 @@
-"""Probes and tools: grpc.health.v1 with a Watch that reports changes, reflection in both versions."""
+"""grpc.health.v1, with a Watch that reports changes."""
 
 import struct
 from contextlib import ExitStack
@@ -7,14 +7,8 @@ from typing import Any
 
 import grpc
 import pytest
-from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2
 
-from tk.infer.serve.access.tls import Certificates
-from tk.infer.serve.access.tokens import Caller, line_of, token_digest
-from tk.proto.v1 import generation_pb2 as pb
-from tk.proto.v1.generation_pb2_grpc import GenerationStub
 from tk.tests.infer.serve.fake_engine import WAIT_SECONDS, FakeEngine, ServerThread
 from tk.tests.infer.serve.hostile import PREFACE, SETTINGS, call, connection, frame
 
@@ -23,7 +17,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 READINESS = "tk.v1.Generation"
 HEALTH = "grpc.health.v1.Health"
 INITIAL_WINDOW = 4  # of HTTP/2's settings: the bytes of an answer that may be sent before the client asks for more
-CERTIFICATES = Path(__file__).with_name("certificates")
+CERTIFICATES = Path(__file__).parents[1] / "certificates"
 
 
 def check(channel: grpc.Channel, service: str) -> int:
@@ -118,53 +112,3 @@ def test_damaged_or_large_requests_are_refused(channel: grpc.Channel, message: b
     with pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary(f"/{HEALTH}/Check")(message, timeout=WAIT_SECONDS)
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-
-
-def test_probes_without_tls_or_tokens_have_a_port_that_answers_nothing_else(engine: FakeEngine, tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text(line_of(token_digest("secret"), Caller("alice")))
-    certificates = Certificates(
-        CERTIFICATES / "server.pem", CERTIFICATES / "server.key", client_ca=CERTIFICATES / "ca.pem"
-    )
-    server = ServerThread(engine, is_loaded=False, health_port=0, certificates=certificates, tokens=tokens)
-    with grpc.insecure_channel(server.server.health_address) as channel:
-        assert (check(channel, ""), check(channel, READINESS)) == (SERVING, NOT_SERVING)
-        readiness = watch(channel, READINESS)
-        assert next(readiness).status == NOT_SERVING
-        server.run(server.server.set_ready())
-        assert next(readiness).status == SERVING
-        with pytest.raises(grpc.RpcError) as caught:
-            GenerationStub(channel).GetModelInfo(pb.GetModelInfoRequest(), timeout=WAIT_SECONDS)
-        assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
-        server.run(server.server.drain())
-        assert next(readiness).status == NOT_SERVING
-        assert (check(channel, ""), check(channel, READINESS)) == (SERVING, NOT_SERVING)
-    with grpc.insecure_channel(server.target) as channel, pytest.raises(grpc.RpcError) as caught:
-        check(channel, "")
-    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE, "the port of calls is encrypted"
-    server.close()
-    with grpc.insecure_channel(server.server.health_address) as channel, pytest.raises(grpc.RpcError):
-        check(channel, "")
-
-
-@pytest.mark.parametrize("version", ["v1", "v1alpha"])
-def test_reflection_lists_and_describes_the_services(channel: grpc.Channel, version: str) -> None:
-    ask = channel.stream_stream(
-        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
-        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
-        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
-    )
-    request = reflection_pb2.ServerReflectionRequest(list_services="")
-    [listed] = ask(iter([request]), timeout=WAIT_SECONDS)
-    names = {service.name for service in listed.list_services_response.service}
-    both = {f"grpc.reflection.{v}.ServerReflection" for v in ("v1", "v1alpha")}
-    ours = {"tk.v1.Generation", "tk.v1.Admin", "inference.GRPCInferenceService"}
-    assert names == {*ours, "grpc.health.v1.Health", *both}
-
-    requests = [reflection_pb2.ServerReflectionRequest(file_containing_symbol=name) for name in sorted(names)]
-    for name, answer in zip(sorted(names), ask(iter(requests), timeout=WAIT_SECONDS), strict=True):
-        files = [
-            descriptor_pb2.FileDescriptorProto.FromString(raw)
-            for raw in answer.file_descriptor_response.file_descriptor_proto
-        ]
-        assert name in {f"{file.package}.{service.name}" for file in files for service in file.service}

@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
-import grpc
 from grpc_health.v1 import health, health_pb2
 
-from .grpc_server import add_methods
+import grpc
+
+from ..operations.lifecycle import ServerState
 from .messages import ServeCall, make_handler, only_message, read_short_message
+from .server import add_methods
 from .status import abort, answered
 
 LIVENESS: Final = ""
@@ -38,18 +40,14 @@ class Health:
         handlers = {name: make_handler(methods[name], _served(answer)) for name, answer in answers.items()}
         add_methods(server, HEALTH_SERVICE, handlers)
 
-    def set_ready(self) -> None:
-        """Reports that the server accepts requests."""
-        self._set(READINESS, _SERVING)
-
-    def set_unready(self) -> None:
-        """Reports that the server accepts no new requests now."""
-        self._set(READINESS, _NOT_SERVING)
-
-    def set_dead(self) -> None:
-        """Reports that the server is dead and must be restarted."""
-        self._set(READINESS, _NOT_SERVING)
-        self._set(LIVENESS, _NOT_SERVING)
+    def show(self, state: ServerState) -> None:
+        """Reports the state of the server from now on."""
+        self._statuses = {
+            LIVENESS: _NOT_SERVING if state is ServerState.FAILED else _SERVING,
+            READINESS: _SERVING if state is ServerState.SERVING else _NOT_SERVING,
+        }
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def status(self, service: str) -> Any:
         """Returns the status of a service, one of health_pb2.HealthCheckResponse.ServingStatus."""
@@ -71,11 +69,6 @@ class Health:
                 await context.write(health_pb2.HealthCheckResponse(status=status))
                 last = status
             await changed.wait()
-
-    def _set(self, service: str, status: Any) -> None:
-        self._statuses[service] = status
-        self._changed.set()
-        self._changed = asyncio.Event()
 
 
 def _served(answer: Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]) -> ServeCall:
