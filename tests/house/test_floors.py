@@ -59,7 +59,7 @@ FLOORS: dict[str, dict[str, int]] = {
     },
     "infer/engine/kernels": {"sampler": 0, "engine_line": 0, "loading": 0, "backend": 1, "aten": 2, "native": 2},
     "infer/engine/kernels/native": {"binding": 0},
-    "infer/engine/schedule": {"costs": 0, "samples": 0, "blocks": 1, "waiting": 2},
+    "infer/engine/schedule": {"costs": 0, "samples": 0, "block_allocator": 1, "block_manager": 2, "waiting": 3},
     "infer/serve": {
         "engine_protocol": 0,
         "errors": 0,
@@ -273,11 +273,11 @@ def test_the_rules_find_broken_imports() -> None:
     [same_floor] = broken_rules(Path("train/health/stop.py"), "from ..state.progress import TrainState")
     assert "train/health (floor 0) must not import tk.train.state.progress.TrainState" in same_floor
     deep = broken_rules(
-        Path("infer/engine/schedule/samples/output.py"), "from ..scheduler import S\nfrom ..blocks import s"
+        Path("infer/engine/schedule/samples/deltas.py"), "from ..scheduler import S\nfrom ..waiting import s"
     )
     assert len(deep) == 2
     assert "infer/engine/schedule/samples (floor 0) must not import tk.infer.engine.schedule.scheduler.S" in deep[0]
-    assert broken_rules(Path("infer/engine/schedule/blocks/pool.py"), "from ..samples.output import Output") == []
+    assert broken_rules(Path("infer/engine/schedule/waiting/pool.py"), "from ..samples.sample import Output") == []
 
 
 IMPORT_ALL = """

@@ -1,4 +1,4 @@
-"""The plan of a step without a persistent batch: everything is read from the sequences, every time."""
+"""The plan of a step without a persistent batch: everything is read from the samples, every time."""
 
 import math
 from collections import Counter
@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tk.infer.engine.schedule.samples.scheduled_chunk import ScheduledChunk
-from tk.infer.engine.schedule.samples.sequence import Sequence as Sample
+from tk.infer.engine.schedule.samples.sample import Sample, ScheduledChunk
 from tk.infer.engine.step.step_plan import ASKED, NO_LOGPROBS, SamplingRow, SamplingRows, StepPlan
 from tk.infer.engine.step.token_counts import TokenCounts
 
@@ -17,7 +16,7 @@ from tk.infer.engine.step.token_counts import TokenCounts
 class Planned:
     """A chunk as it was when its step was planned."""
 
-    sequence: Sample
+    sample: Sample
     start: int
     stop: int
     samples: bool
@@ -27,8 +26,8 @@ class Planned:
     @staticmethod
     def of(chunk: ScheduledChunk) -> "Planned":
         """Returns a chunk with a copy of its block table."""
-        blocks = tuple(chunk.sequence.blocks)
-        return Planned(chunk.sequence, chunk.start, chunk.stop, chunk.is_last, blocks, chunk.proposals)
+        blocks = tuple(chunk.sample.table.blocks)
+        return Planned(chunk.sample, chunk.start, chunk.stop, chunk.is_last, blocks, chunk.proposals)
 
 
 def full_plan(
@@ -40,7 +39,7 @@ def full_plan(
     rows = list(scored)
     tables = np.zeros((len(planned), max(len(chunk.blocks) for chunk in planned)), np.int32)
     for i, chunk in enumerate(planned):
-        tokens += [*chunk.sequence.tokens(chunk.start, chunk.stop), *chunk.proposals]
+        tokens += [*chunk.sample.tokens(chunk.start, chunk.stop), *chunk.proposals]
         stop = chunk.stop + len(chunk.proposals)
         tables[i, : len(chunk.blocks)] = chunk.blocks
         position = np.arange(chunk.start, stop, dtype=np.int32)
@@ -48,9 +47,9 @@ def full_plan(
         slots.append(tables[i, position // block_size] * block_size + position % block_size)
         for i in range(len(chunk.proposals) + 1 if chunk.samples else 0):
             first = len(tokens) - 1 - len(chunk.proposals)
-            row = sampling_row(chunk.sequence, chunk.stop, first + i, stopping, chunk.proposals[:i])
-            if chunk.sequence.matcher is not None:
-                is_asked = chunk.sequence.is_asked
+            row = sampling_row(chunk.sample, chunk.stop, first + i, stopping, chunk.proposals[:i])
+            if chunk.sample.output.matcher is not None:
+                is_asked = chunk.sample.output.has_candidates
                 row = replace(row, mask=ASKED if is_asked else sum(other.mask >= 0 for other in rows))
             rows.append(row)
     return StepPlan(
@@ -65,17 +64,17 @@ def full_plan(
 
 
 def sampling_row(
-    sequence: Sample, length: int, token: int, stopping: Sequence[int] = (), proposals: Sequence[int] = ()
+    sample: Sample, length: int, token: int, stopping: Sequence[int] = (), proposals: Sequence[int] = ()
 ) -> SamplingRow:
     """Returns the row that chooses the token after the first `length` ones and proposals, at packed token `token`."""
-    params, output = sequence.params, [*sequence.tokens(sequence.num_prompt, length), *proposals]
+    params, output = sample.request.params, [*sample.tokens(sample.num_prompt, length), *proposals]
     bias = dict(params.logit_bias)
     if len(output) < params.min_new_tokens:
         bias = {token: value for token, value in bias.items() if token not in stopping}
         bias |= dict.fromkeys(stopping, -math.inf)
     counts = None
     if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
-        prompt = list(sequence.prompt) if params.repetition_penalty != 1 else []
+        prompt = list(sample.request.token_ids) if params.repetition_penalty != 1 else []
         counted = dict.fromkeys(prompt, 0) | Counter(dict.fromkeys(prompt, 0)) + Counter(output)
         counts = TokenCounts({token: counted[token] for token in dict.fromkeys([*prompt, *output])})
     return SamplingRow(
@@ -88,8 +87,8 @@ def sampling_row(
         repetition_penalty=params.repetition_penalty,
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
-        seed=sequence.seed,
-        sample_index=sequence.index,
+        seed=sample.seed,
+        sample_index=sample.index,
         new_number=len(output),
         bias=bias,
         counts=counts,

@@ -5,15 +5,14 @@ from collections.abc import Callable, Sequence
 import torch
 
 from tk.infer.engine.kernels.backend import Backend
-from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.engine.schedule.batch_writer import BatchWriter
-from tk.infer.engine.schedule.samples.sequence import UNKNOWN, Status
-from tk.infer.engine.schedule.samples.sequence import Sequence as Sample
-from tk.infer.engine.schedule.samples.speculation import Speculation
+from tk.infer.engine.schedule.samples.proposer import Proposer
+from tk.infer.engine.schedule.samples.sample import UNKNOWN, Sample, Status
 from tk.infer.engine.schedule.scheduler import Scheduler
 from tk.infer.engine.schedule.waiting.limits import Limits
 from tk.infer.engine.step.persistent_batch import PersistentBatch
 from tk.infer.engine.step.step_message import decode_message
+from tk.tests.infer.engine.schedule.new_sample import new_sample
 
 BLOCK_SIZE = 16  # of the runners that `make_runner` makes
 MAX_RUNNING = 8
@@ -36,7 +35,7 @@ class History:
         prompts: the prompts.
         num_new: the number of new tokens of each.
         ahead: the number of steps that are planned and sent before the tokens of the one before them are known.
-        speculation: returns what makes the proposals for a prompt, by its number.
+        proposer: returns what makes the proposals for a prompt, by its number.
         num_twins: the number of twins of blocks that the backend has (see `CacheShape`).
         num_samples: the samples of each prompt; without noise they are the same.
     """
@@ -49,7 +48,7 @@ class History:
         prompts: Sequence[Sequence[int]],
         num_new: int,
         ahead: int = 0,
-        speculation: Callable[[int], Speculation | None] = lambda number: None,
+        proposer: Callable[[int], Proposer | None] = lambda number: None,
         num_twins: int = 0,
         num_samples: int = 1,
     ) -> None:
@@ -58,12 +57,12 @@ class History:
         self.num_new = num_new
         self.ahead = ahead
         self.policy = Scheduler(Limits(min(MAX_RUNNING, budget), 99, budget, 640), num_blocks, BLOCK_SIZE, num_twins)
-        self.writer, self.batch = BatchWriter(MAX_RUNNING, lambda sequence: ()), PersistentBatch(BLOCK_SIZE)
+        self.writer, self.batch = BatchWriter(MAX_RUNNING, lambda sample: ()), PersistentBatch(BLOCK_SIZE)
         self.logits: dict[int, list[torch.Tensor]] = {}
         self.tokens: dict[int, list[int]] = {}
         self.preemptions = 0
         self.accepted = self.rejected = self.in_vain = 0
-        self.speculation = speculation
+        self.proposer = proposer
         self.num_samples = num_samples
         self.forks = 0
 
@@ -72,17 +71,18 @@ class History:
         for i in which:
             longest = len(self.prompts[i]) + self.num_new + self.ahead
             every_sample = range(self.num_samples)
-            samples = [Sample(str(i), n, i, SamplingParams(), 0, self.prompts[i], longest) for n in every_sample]
-            for sample in samples:
-                sample.speculation = self.speculation(i)
-                sample.principal = f"p{i % 2}"
-            self.policy.add(samples)
+            self.policy.add(
+                [
+                    new_sample(i, self.prompts[i], longest, index=n, proposer=self.proposer(i), principal=f"p{i % 2}")
+                    for n in every_sample
+                ]
+            )
         flights: list[tuple[bytes, list[tuple[Sample, int, int | None]]]] = []
         while (chunks := self.policy.schedule()) or flights:
             chunks = tuple(chunk for chunk in chunks if self.writer.can_write(chunk))
             if chunks:
                 rows = [
-                    (chunk.sequence, chunk.sequence.num_new + i, proposal)
+                    (chunk.sample, chunk.sample.num_new + i, proposal)
                     for chunk in chunks
                     if chunk.is_last
                     for i, proposal in enumerate((None, *chunk.proposals))
@@ -92,7 +92,7 @@ class History:
                     self.policy.advance(chunk)
                 self.policy.observe(chunks, 0.2)  # long enough for the quanta of principals to pass
                 for sample, _, proposal in rows:
-                    sample.output += [UNKNOWN] if proposal is None else []
+                    sample.output.tokens += [UNKNOWN] if proposal is None else []
             ahead = self.ahead if chunks and not any(chunk.proposals for chunk in chunks) else 0
             while len(flights) > ahead:
                 self._compute(*flights.pop(0))
@@ -105,7 +105,7 @@ class History:
         logits = torch.from_numpy(self.runner.logits(plan))
         self.batch.feed(logits.argmax(-1).numpy())
         for (sample, place, proposal), row in zip(rows, logits, strict=True):
-            if proposal is not None and (place != sample.num_new or sample.output[-1] != proposal):
+            if proposal is not None and (place != sample.num_new or sample.output.tokens[-1] != proposal):
                 self.rejected += 1
                 continue
             if sample.status is Status.FINISHED:
@@ -116,9 +116,9 @@ class History:
                 self.policy.accept(sample)
             number = sample.arrival + sample.index * len(self.prompts)
             self.logits.setdefault(number, []).append(row)
-            sample.output[place] = int(row.argmax())
+            sample.output.tokens[place] = int(row.argmax())
             if place + 1 == self.num_new:
-                self.tokens[number] = sample.output[: self.num_new]
+                self.tokens[number] = sample.output.tokens[: self.num_new]
                 self.preemptions += sample.preemptions
                 self.policy.finish(sample)
                 self.writer.release(sample)

@@ -12,7 +12,7 @@ from tk.infer import LLM, SamplingParams
 from tk.infer.engine.kernels.backend import Backend
 from tk.infer.engine.request.completion import Completion, CompletionBuilder
 from tk.infer.engine.request.request import CacheOptions, Request
-from tk.infer.engine.schedule.samples.sequence import Sequence as Sample
+from tk.tests.infer.engine.schedule.new_sample import new_sample
 from tk.tests.infer.engine.test_engine import Sink
 from tk.tests.infer.full_plan import Planned, full_plan
 from tk.tests.infer.history import BLOCK_SIZE, History
@@ -134,17 +134,17 @@ def test_without_a_prefix_cache_only_the_samples_of_a_request_share(model_folder
 def test_a_hit_reads_what_the_cache_holds(make_runner: Callable[..., Backend], kernels: str, kv_dtype: str) -> None:
     runner = make_runner("grouped", "bf16", kv_dtype, 40, kernels)
     history = History(runner, 40, 512, [PREFIX], 3)
-    tables = history.policy._tables
+    manager = history.policy._blocks
 
     def logits() -> list[list[float]]:
         history.logits.clear()
         return [row.tolist() for row in history.run([0]).logits[0]]
 
     cold = logits()
-    sample = Sample("", 0, 0, SamplingParams(), 0, PREFIX, 200)
-    assert tables.num_cached(sample) == 144
+    sample = new_sample(0, PREFIX, 200)
+    assert manager.num_cached(sample) == 144
     assert logits() == cold
-    block = tables._find(sample)[3]
-    stranger = Sample("", 0, 0, SamplingParams(), 0, [1] * BLOCK_SIZE, 200, blocks=[block])
+    block = manager._find(sample)[3]
+    stranger = new_sample(0, [1] * BLOCK_SIZE, 200)
     runner.logits(full_plan([Planned(stranger, 0, BLOCK_SIZE, True, (block,))], BLOCK_SIZE))
     assert logits() != cold

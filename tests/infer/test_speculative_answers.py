@@ -50,7 +50,7 @@ def know(monkeypatch: pytest.MonkeyPatch, texts: Sequence[Sequence[int]]) -> Non
     """Lets engines that start from now on propose what follows in these texts, whatever steps cost."""
     seeds = count()
     monkeypatch.setattr(step_timing, "RowCost", lambda measured: RowCost({1: 1.0}))
-    monkeypatch.setattr(live_request, "Speculation", lambda most: Oracle(texts, most, next(seeds)))
+    monkeypatch.setattr(live_request, "Proposer", lambda most: Oracle(texts, most, next(seeds)))
 
 
 @pytest.mark.parametrize(

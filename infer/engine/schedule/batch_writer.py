@@ -1,4 +1,4 @@
-"""The engine's half of the persistent batch: it gives running sequences slots and writes the changes of each step."""
+"""The engine's half of the persistent batch: it gives running samples slots and writes the changes of each step."""
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -10,14 +10,12 @@ from ..request.sampling_params import SamplingParams
 from ..step.step_message import OPENED, NextTokens, StepMessage
 from ..step.step_plan import ASKED, NO_LOGPROBS, NO_MASK, OPTION_COLUMNS, Array, SamplingRow
 from ..step.token_counts import TokenCounts
-from .samples.scheduled_chunk import ScheduledChunk
-from .samples.sequence import UNKNOWN, Status
-from .samples.sequence import Sequence as Sample
+from .samples.sample import UNKNOWN, Sample, ScheduledChunk, Status
 
 
 @dataclass(slots=True)
 class _Slot:
-    """The slot of a sequence: its number, the sequence's preemptions when it was opened, the blocks sent so far.
+    """The slot of a sample: its number, the sample's preemptions when it was opened, the blocks sent so far.
 
     It is plain if its rows have neither bias nor counts.
     """
@@ -32,8 +30,8 @@ class BatchWriter:
     """The slots of the workers. Only the engine's thread uses it.
 
     Args:
-        num_slots: the largest number of running sequences.
-        stopping: returns the token ids that end a sequence, which are banned until its `min_new_tokens`.
+        num_slots: the largest number of running samples.
+        stopping: returns the token ids that end a sample, which are banned until its `min_new_tokens`.
     """
 
     def __init__(self, num_slots: int, stopping: Callable[[Sample], Iterable[int]]) -> None:
@@ -43,21 +41,21 @@ class BatchWriter:
         self._going_on: list[Sample] = []  # of the step before, if `NextTokens` could follow it
 
     def can_write(self, chunk: ScheduledChunk) -> bool:
-        """Returns whether a chunk can be computed before the sequence's last token is known.
+        """Returns whether a chunk can be computed before the sample's last token is known.
 
-        It cannot if the sequence is complete with that token, or if a preemption took its slot, where the workers keep
+        It cannot if the sample is complete with that token, or if a preemption took its slot, where the workers keep
         the token: then the slot's options, counts and tokens must be sent again.
         """
-        sequence = chunk.sequence
-        if not sequence.output or sequence.output[-1] != UNKNOWN:
+        sample = chunk.sample
+        if not sample.output.tokens or sample.output.tokens[-1] != UNKNOWN:
             return True
-        slot = self._slots.get(sequence)
-        held = slot is not None and slot.preemptions == sequence.preemptions
-        return held and chunk.start + 1 < sequence.max_tokens
+        slot = self._slots.get(sample)
+        held = slot is not None and slot.preemptions == sample.preemptions
+        return held and chunk.start + 1 < sample.output.max_tokens
 
-    def release(self, sequence: Sample) -> None:
-        """Frees the slot of a sequence that has ended, if it has one."""
-        slot = self._slots.pop(sequence, None)
+    def release(self, sample: Sample) -> None:
+        """Frees the slot of a sample that has ended, if it has one."""
+        slot = self._slots.pop(sample, None)
         if slot is not None:
             self._free.append(slot.number)
             self._going_on = []
@@ -68,7 +66,7 @@ class BatchWriter:
         """Returns the message of a step.
 
         Args:
-            chunks: the scheduled chunks. The last token of a sequence that the writer holds may be UNKNOWN.
+            chunks: the scheduled chunks. The last token of a sample that the writer holds may be UNKNOWN.
             scored: the rows that score known tokens, with ascending indexes among the chunks' tokens.
             asks: whether rows may have candidates instead of masks; the same as before if the chunks only go on.
         """
@@ -79,24 +77,24 @@ class BatchWriter:
     def _go_on(self, chunks: Sequence[ScheduledChunk]) -> bool:
         """Returns whether chunks compute just the tokens that the step before samples."""
         return len(chunks) == len(self._going_on) and all(
-            chunk.sequence is sequence
+            chunk.sample is sample
             and chunk.length == 1
-            and sequence.output[-1] == UNKNOWN
-            and not sequence.twins
-            and sequence.fork is None
-            and self._slots[sequence].preemptions == sequence.preemptions
-            and len(sequence.blocks) <= self._slots[sequence].num_blocks + 1
-            for chunk, sequence in zip(chunks, self._going_on, strict=True)
+            and sample.output.tokens[-1] == UNKNOWN
+            and not sample.table.twins
+            and sample.table.fork is None
+            and self._slots[sample].preemptions == sample.preemptions
+            and len(sample.table.blocks) <= self._slots[sample].num_blocks + 1
+            for chunk, sample in zip(chunks, self._going_on, strict=True)
         )
 
     def _new_blocks(self) -> "array[int]":
         """Returns the numbers of the spans that have a new block, and the blocks, in turn."""
         blocks = array("i")
-        for i, sequence in enumerate(self._going_on):
-            slot = self._slots[sequence]
-            if len(sequence.blocks) > slot.num_blocks:
+        for i, sample in enumerate(self._going_on):
+            slot = self._slots[sample]
+            if len(sample.table.blocks) > slot.num_blocks:
                 slot.num_blocks += 1
-                blocks.extend((i, sequence.blocks[-1]))
+                blocks.extend((i, sample.table.blocks[-1]))
         return blocks
 
     def _changes(self, chunks: Sequence[ScheduledChunk], scored: Sequence[SamplingRow], asks: bool) -> StepMessage:
@@ -105,39 +103,39 @@ class BatchWriter:
         opened: list[tuple[int, Sample]] = []
         num_masks = 0
         for chunk in chunks:
-            sequence, start, stop = chunk.sequence, chunk.start, chunk.stop
-            slot = self._slots.get(sequence)
-            if slot is None or slot.preemptions != sequence.preemptions:
-                slot = self._open(sequence)
-                opened.append((slot.number, sequence))
-            num_prompt, output = sequence.num_prompt, sequence.output
+            sample, start, stop = chunk.sample, chunk.start, chunk.stop
+            slot = self._slots.get(sample)
+            if slot is None or slot.preemptions != sample.preemptions:
+                slot = self._open(sample)
+                opened.append((slot.number, sample))
+            num_prompt, output = sample.num_prompt, sample.output.tokens
             is_fed = stop > num_prompt and output[stop - num_prompt - 1] == UNKNOWN
             if is_fed:
                 assert stop - start == 1, "an unknown token is computed alone, or before proposals"
             elif stop - start == 1:
-                tokens.append(output[start - num_prompt] if start >= num_prompt else sequence.prompt[start])
+                tokens.append(output[start - num_prompt] if start >= num_prompt else sample.request.token_ids[start])
             else:
-                tokens.extend(sequence.tokens(start, stop))
+                tokens.extend(sample.tokens(start, stop))
             tokens.extend(chunk.proposals)
-            num_added = len(sequence.blocks) - slot.num_blocks
+            num_added = len(sample.table.blocks) - slot.num_blocks
             if num_added:
-                blocks.extend(sequence.blocks[slot.num_blocks :])
+                blocks.extend(sample.table.blocks[slot.num_blocks :])
                 slot.num_blocks += num_added
-            if sequence.twins:
-                twins.extend(sequence.twins)
-                sequence.twins = []
-            if sequence.fork is not None:
-                forks.extend((slot.number, *sequence.fork))
-                sequence.fork = None
-            is_asked = asks and sequence.is_asked
-            is_masked = chunk.is_last and sequence.matcher is not None and not is_asked
+            if sample.table.twins:
+                twins.extend(sample.table.twins)
+                sample.table.twins = []
+            if sample.table.fork is not None:
+                forks.extend((slot.number, *sample.table.fork))
+                sample.table.fork = None
+            is_asked = asks and sample.output.has_candidates
+            is_masked = chunk.is_last and sample.output.matcher is not None and not is_asked
             mask = ASKED if is_asked else num_masks if is_masked else NO_MASK
             num_rows = 1 + len(chunk.proposals) if chunk.is_last else 0
             length = chunk.length
             spans.extend((slot.number, start, length, length - is_fed, len(output), num_rows, num_added, mask))
             num_masks += is_masked
             if length == num_rows == 1 and slot.is_plain:
-                going_on.append(sequence)
+                going_on.append(sample)
         self._going_on = going_on if len(going_on) == len(chunks) and not (twins or forks or scored) else []
         rows = array("i", [value for row in scored for value in (row.token, row.target, row.num_top)])
         return StepMessage(
@@ -150,13 +148,13 @@ class BatchWriter:
             _ints(rows).reshape(-1, 3),
         )
 
-    def _open(self, sequence: Sample) -> _Slot:
-        slot = self._slots.get(sequence)
+    def _open(self, sample: Sample) -> _Slot:
+        slot = self._slots.get(sample)
         if slot is None and not self._free:
             for other in [other for other in self._slots if other.status is not Status.RUNNING]:
                 self.release(other)
         number = slot.number if slot is not None else self._free.pop()
-        self._slots[sequence] = opened = _Slot(number, sequence.preemptions, _is_plain(sequence.params))
+        self._slots[sample] = opened = _Slot(number, sample.preemptions, _is_plain(sample.request.params))
         return opened
 
     def _options(self, opened: Sequence[tuple[int, Sample]]) -> tuple[Array, Array, Array, Array, Array]:
@@ -164,11 +162,11 @@ class BatchWriter:
         rows = np.zeros(len(opened), OPENED)
         bias: dict[str, list[Array]] = {"token": [], "value": []}
         banned, counts = array("i"), [np.empty((0, 2), np.int32)]
-        for i, (number, sequence) in enumerate(opened):
-            params, row = sequence.params, rows[i]
-            stopping = list(self._stopping(sequence)) if params.min_new_tokens else []
-            counted = count_tokens(sequence)
-            row["slot"], row["seed"], row["sample_index"] = number, sequence.seed, sequence.index
+        for i, (number, sample) in enumerate(opened):
+            params, row = sample.request.params, rows[i]
+            stopping = list(self._stopping(sample)) if params.min_new_tokens else []
+            counted = count_tokens(sample)
+            row["slot"], row["seed"], row["sample_index"] = number, sample.seed, sample.index
             row["num_top"] = NO_LOGPROBS if params.logprobs is None else params.logprobs
             row["num_bias"], row["num_banned"] = len(params.logit_bias), len(stopping)
             row["num_counts"] = -1 if counted is None else len(counted)
@@ -182,14 +180,14 @@ class BatchWriter:
         return rows, tokens.astype(np.int32), values.astype(np.float32), _ints(banned), np.concatenate(counts)
 
 
-def count_tokens(sequence: Sample) -> TokenCounts | None:
-    """Returns the tokens under penalties, counted in all of a sequence; None without penalties."""
-    params: SamplingParams = sequence.params
+def count_tokens(sample: Sample) -> TokenCounts | None:
+    """Returns the tokens under penalties, counted in all of a sample; None without penalties."""
+    params: SamplingParams = sample.request.params
     if not params.has_penalties:
         return None
-    prompt = sequence.prompt if params.has_prompt_penalty else ()
+    prompt = sample.request.token_ids if params.has_prompt_penalty else ()
     counts = TokenCounts(dict.fromkeys(prompt, 0))
-    counts.add(sequence.output)
+    counts.add(sample.output.tokens)
     return counts
 
 

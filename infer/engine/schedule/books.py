@@ -30,7 +30,7 @@ class EngineTotals:
         prompt_tokens: the prompt tokens of the requests that were admitted.
         cached_tokens: how many of them the prefix cache had.
         new_tokens: the new tokens.
-        preemptions: how often a sequence lost its blocks to others.
+        preemptions: how often a sample lost its blocks to others.
         leaked_blocks: the blocks that are used now and that no request holds.
     """
 

@@ -29,11 +29,10 @@ from ..request.events import (
 from ..request.request import Request
 from ..request.sampling_params import SamplingParams
 from ..step.step_plan import SamplerOutput, SamplingRow
-from .samples.output import Ending, SampleOutput
-from .samples.prefix_keys import BlockKey, cache_fingerprint, root_digest
-from .samples.scheduled_chunk import ScheduledChunk
-from .samples.sequence import Sequence
-from .samples.speculation import Speculation
+from .samples.block_table import BlockKey, BlockTable, cache_fingerprint, root_digest
+from .samples.deltas import DeltaBuilder, Ending
+from .samples.proposer import Proposer
+from .samples.sample import Output, Sample, ScheduledChunk
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -45,12 +44,12 @@ class Served:
     Attributes:
         tokenizer: the checkpoint's tokenizer; None if it has none.
         eos_token_ids: the token ids that end a sample unless the request ignores them.
-        max_model_len: the largest number of tokens of a sequence.
+        max_model_len: the largest number of tokens of a sample.
         block_size: the number of tokens of a block.
         fingerprint: all that keys and values depend on, beside tokens (see `cache_fingerprint`).
         prefix_cache: whether requests may share blocks with others.
         step: the training step of the weights.
-        speculate: the largest number of proposals for the next tokens of a sequence.
+        speculate: the largest number of proposals for the next tokens of a sample.
     """
 
     tokenizer: Tokenizer | None
@@ -83,7 +82,7 @@ class LiveRequest:
     Attributes:
         request: the request as submitted.
         seed: the seed of the noise.
-        sequences: its samples.
+        samples: its samples.
         stopping: the token ids that end a sample.
 
     Args:
@@ -111,28 +110,26 @@ class LiveRequest:
         keys: list[BlockKey] = []
         self.request = request
         self.seed = seed
-        self.sequences = tuple(
-            Sequence(
-                request_id=request.request_id,
-                index=index,
-                arrival=arrival,
-                params=params,
-                seed=seed,
-                prompt=request.token_ids,
-                max_tokens=num_prompt + max_new,
-                priority=request.priority,
-                principal=request.principal,
-                weight=request.weight,
-                deadline=request.deadline,
-                root=root,
-                prompt_keys=keys,
-                is_private=is_private,
-                max_reused=sys.maxsize
-                if index or params.prompt_logprobs is None
-                else max(0, request.logprobs_from - 1),
-                matcher=None if request.grammar is None else request.grammar.start(params.keep_special_tokens),
-                is_asked=request.grammar is not None and has_candidates(params),
-                speculation=Speculation(served.speculate) if served.speculate and may_speculate(params) else None,
+        self.samples = tuple(
+            Sample(
+                request,
+                index,
+                arrival,
+                seed,
+                Output(
+                    max_tokens=num_prompt + max_new,
+                    matcher=None if request.grammar is None else request.grammar.start(params.keep_special_tokens),
+                    has_candidates=request.grammar is not None and has_candidates(params),
+                ),
+                BlockTable(
+                    root=root,
+                    is_private=is_private,
+                    max_reused=sys.maxsize
+                    if index or params.prompt_logprobs is None
+                    else max(0, request.logprobs_from - 1),
+                    prompt_keys=keys,
+                ),
+                Proposer(served.speculate) if served.speculate and may_speculate(params) else None,
             )
             for index in range(params.n)
         )
@@ -141,8 +138,8 @@ class LiveRequest:
         end = self._prompt_end()
         self.stopping = eos_token_ids.union(params.stop_token_ids)
         self._outputs = [
-            SampleOutput(each.index, params, served.tokenizer, eos_token_ids, max_new, each.matcher, end)
-            for each in self.sequences
+            DeltaBuilder(each.index, params, served.tokenizer, eos_token_ids, max_new, each.output.matcher, end)
+            for each in self.samples
         ]
         self._num_unfinished = params.n
         self._step = served.step
@@ -170,19 +167,20 @@ class LiveRequest:
         if self._scheduled is None:
             self._scheduled = time.monotonic()
             self._num_cached = chunk.start
-        num_top, sequence = self.request.params.prompt_logprobs, chunk.sequence
+        num_top, sample = self.request.params.prompt_logprobs, chunk.sample
         if num_top is None:
             self._start()
             return []
-        if sequence.index:
+        if sample.index:
             return []
         if self._next_scored == 0:
-            first_token = sequence.prompt[0]
+            first_token = self.request.token_ids[0]
             self._prompt_logprobs.append(TokenLogprob(first_token, None, 0, self._bytes(first_token, True)))
-        stop = min(chunk.start + chunk.length + 1, sequence.num_prompt)
+        stop = min(chunk.start + chunk.length + 1, sample.num_prompt)
         wanted = range(max(chunk.start + 1, self._next_scored), stop)
         self._next_scored = max(1, self._next_scored, stop)
-        return [SamplingRow(first + i - 1 - chunk.start, target=sequence.prompt[i], num_top=num_top) for i in wanted]
+        prompt = self.request.token_ids
+        return [SamplingRow(first + i - 1 - chunk.start, target=prompt[i], num_top=num_top) for i in wanted]
 
     def score(self, row: SamplingRow, result: SamplerOutput, index: int) -> None:
         """Takes the result, at `index` of the step's results, of a row that `want` returned."""
@@ -191,25 +189,25 @@ class LiveRequest:
         if len(self._prompt_logprobs) == PROMPT_LOGPROBS_PER_EVENT:
             self._start()
 
-    def take(self, sequence: Sequence, position: int, result: SamplerOutput, index: int) -> bool:
-        """Takes the token that was chosen for a position of a sequence, at `index` of the step's results.
+    def take(self, sample: Sample, position: int, result: SamplerOutput, index: int) -> bool:
+        """Takes the token that was chosen for a position of a sample, at `index` of the step's results.
 
         Returns:
-            Whether the sequence is complete.
+            Whether the sample is complete.
         """
         self._start()
-        place = position - sequence.num_prompt
-        token = sequence.output[place] = int(result.token_ids[index])
+        place = position - sample.num_prompt
+        token = sample.output.tokens[place] = int(result.token_ids[index])
         if place == 0:
-            self._first_token[sequence.index] = time.monotonic()
+            self._first_token[sample.index] = time.monotonic()
         num_top = self.request.params.logprobs
-        output = self._outputs[sequence.index]
+        output = self._outputs[sample.index]
         logprob = None if num_top is None else self._logprob(num_top, result, index, output.is_first)
         delta, ending = output.push(token, logprob)
         if delta.text or delta.token_ids:
             self._due.append(delta)
         if ending is not None:
-            self._finish(sequence, ending)
+            self._finish(sample, ending)
         return ending is not None
 
     def fail(self, error: TkError) -> None:
@@ -258,22 +256,22 @@ class LiveRequest:
             self._due.append(Started(request.request_id, num_prompt, self._num_cached, self.seed, known, self._step))
         self._next_reported += len(known)
 
-    def _finish(self, sequence: Sequence, ending: Ending) -> None:
+    def _finish(self, sample: Sample, ending: Ending) -> None:
         now = time.monotonic()
         timing = Timing(
             queue_seconds=(self._scheduled or now) - self._submitted,
-            first_token_seconds=self._first_token[sequence.index] - self._submitted,
+            first_token_seconds=self._first_token[sample.index] - self._submitted,
             total_seconds=now - self._submitted,
-            preemptions=sequence.preemptions,
+            preemptions=sample.preemptions,
         )
         usage = Usage(
-            prompt_tokens=sequence.num_prompt,
+            prompt_tokens=sample.num_prompt,
             cached_tokens=self._num_cached,
-            completion_tokens=self._outputs[sequence.index].num_tokens,
-            proposed_tokens=sequence.num_proposed,
-            accepted_tokens=sequence.num_accepted,
+            completion_tokens=self._outputs[sample.index].num_tokens,
+            proposed_tokens=sample.output.num_proposed,
+            accepted_tokens=sample.output.num_accepted,
         )
-        self._due.append(Finished(sequence.index, ending.reason, usage, timing, ending.matched))
+        self._due.append(Finished(sample.index, ending.reason, usage, timing, ending.matched))
         self._num_unfinished -= 1
         if not self._num_unfinished:
             self._due.append(Done())

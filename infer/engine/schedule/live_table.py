@@ -15,18 +15,18 @@ class LiveTable:
 
     Attributes:
         by_key: the requests; the lock guards them.
-        batch: the slots of their sequences in the workers.
+        batch: the slots of their samples in the workers.
         after_events: the callbacks for `events_sent`.
 
     Args:
         scheduler: the engine's scheduler.
         lock: guards it.
-        max_running: the largest number of sequences that are computed at the same time.
+        max_running: the largest number of samples that are computed at the same time.
     """
 
     def __init__(self, scheduler: Scheduler, lock: threading.Lock, max_running: int) -> None:
         live = self.by_key = dict[tuple[str, str], LiveRequest]()
-        self.batch = BatchWriter(max_running, lambda sequence: live[sequence.key].stopping)
+        self.batch = BatchWriter(max_running, lambda sample: live[sample.request.key].stopping)
         self.after_events: list[Callable[[], object]] = []
         self._scheduler, self._lock = scheduler, lock
         self._cancelled: list[LiveRequest] = []
@@ -43,7 +43,7 @@ class LiveTable:
             raise InvalidRequest(
                 f"Request id {request.request_id!r} belongs to a live request; choose another.", field="request_id"
             )
-        self._scheduler.add(live.sequences, time.monotonic())
+        self._scheduler.add(live.samples, time.monotonic())
         self.by_key[request.key] = live
 
     def cancel(self, key: tuple[str, str]) -> bool:
@@ -58,7 +58,7 @@ class LiveTable:
         """Ends requests that were cancelled or whose deadline has passed; a step may compute them meanwhile."""
         with self._lock:
             cancelled, self._cancelled = self._cancelled, []
-            expired = {sequence.key for sequence in self._scheduler.expire(time.monotonic())}
+            expired = {sample.request.key for sample in self._scheduler.expire(time.monotonic())}
             late = [self.by_key[key] for key in expired]
         self.fail_each((each, Cancelled(f"Request {each.request.request_id} was aborted.")) for each in cancelled)
         self.fail_each((each, each.too_late()) for each in late)
@@ -88,9 +88,9 @@ class LiveTable:
     def forget(self, request: LiveRequest) -> None:
         """Removes a request, and gives its blocks and slots to others."""
         with self._lock:
-            for sequence in request.sequences:
-                self._scheduler.finish(sequence)
-                self.batch.release(sequence)
+            for sample in request.samples:
+                self._scheduler.finish(sample)
+                self.batch.release(sample)
             if self.by_key.get(request.request.key) is request:  # a later one may have its id
                 del self.by_key[request.request.key]
 

@@ -1,56 +1,56 @@
 """The choice of a step's proposals: those that make it give more tokens per second, as far as can be expected.
 
-A step of n sequences takes T(n) and gives n tokens. With k proposals it takes T(n + k), and gives as many tokens more
-as proposals come true. T is flat where the weights' bytes take the time and steep where products do: one sequence has
+A step of n samples takes T(n) and gives n tokens. With k proposals it takes T(n + k), and gives as many tokens more
+as proposals come true. T is flat where the weights' bytes take the time and steep where products do: one sample has
 room for proposals that seldom come true, a wide batch for none.
 """
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from typing import Final
 
 from .costs.row_cost import RowCost
-from .samples.sequence import Sequence
+from .samples.sample import Sample
 
 _SURE: Final = 0.9  # where only larger chances pay, proposals gain too little to look for them
 
 
 def choose_proposals(
-    sequences: List[Sequence], num_tokens: int, cost: RowCost, overhead: float
-) -> dict[Sequence, list[int]]:
-    """Returns the proposals that a step shall compute; of a sequence without any there may be an empty list.
+    samples: Sequence[Sample], num_tokens: int, cost: RowCost, overhead: float
+) -> dict[Sample, list[int]]:
+    """Returns the proposals that a step shall compute; of a sample without any there may be an empty list.
 
     Args:
-        sequences: the decoding sequences of the step.
+        samples: the decoding samples of the step.
         num_tokens: the tokens of the step without proposals, of prompts too.
         cost: the duration of steps by their tokens.
         overhead: see `PlanningCost`.
     """
-    if all(sequence.speculation is None for sequence in sequences):
+    if all(sample.proposer is None for sample in samples):
         return {}
-    least = least_chance(len(sequences), cost)
+    least = least_chance(len(samples), cost)
     if least > _SURE:
-        return {}  # sequences that make no proposals need not even read their tokens
-    found, chances = dict[Sequence, list[int]](), list[list[float]]()
-    for sequence in sequences:
-        if sequence.speculation is not None:
-            new = sequence.tokens(len(sequence.speculation), sequence.num_known)
-            num_unknown, most = sequence.num_tokens - sequence.num_known, sequence.max_tokens - sequence.num_tokens - 1
-            found[sequence], expected = sequence.speculation.propose(new, num_unknown, most)
+        return {}  # samples that make no proposals need not even read their tokens
+    found, chances = dict[Sample, list[int]](), list[list[float]]()
+    for sample in samples:
+        if sample.proposer is not None:
+            new = sample.tokens(len(sample.proposer), sample.num_known)
+            num_unknown, most = sample.num_tokens - sample.num_known, sample.output.max_tokens - sample.num_tokens - 1
+            found[sample], expected = sample.proposer.propose(new, num_unknown, most)
             chances.append([chance for chance in expected if chance >= least])
-    counts = worthwhile(chances, num_tokens, cost, len(sequences), overhead)
-    return {sequence: tokens[:count] for (sequence, tokens), count in zip(found.items(), counts, strict=True)}
+    counts = worthwhile(chances, num_tokens, cost, len(samples), overhead)
+    return {sample: tokens[:count] for (sample, tokens), count in zip(found.items(), counts, strict=True)}
 
 
 def worthwhile(
-    chances: List[List[float]], num_tokens: int, cost: RowCost, num_sequences: int, overhead: float
+    chances: Sequence[Sequence[float]], num_tokens: int, cost: RowCost, num_sequences: int, overhead: float
 ) -> list[int]:
-    """Returns how many proposals of each sequence a step computes: the most tokens per second are expected then.
+    """Returns how many proposals of each sample a step computes: the most tokens per second are expected then.
 
     Args:
-        chances: the chances of the proposals of each sequence that makes any, which never grow.
+        chances: the chances of the proposals of each sample that makes any, which never grow.
         num_tokens: the tokens of the step without proposals.
         cost: the duration of steps by their tokens.
-        num_sequences: the number of all decoding sequences.
+        num_sequences: the number of all decoding samples.
         overhead: see `PlanningCost`.
     """
     best_first = sorted(((chance, i) for i, each in enumerate(chances) for chance in each), reverse=True)
@@ -69,7 +69,7 @@ def worthwhile(
 
 
 def least_chance(num_sequences: int, cost: RowCost) -> float:
-    """Returns the chance below which proposals never pay in a step of so many sequences, however many they are."""
+    """Returns the chance below which proposals never pay in a step of so many samples, however many they are."""
     alone = cost.seconds(num_sequences)
     slopes = ((cost.seconds(num_sequences + count) - alone) / count for count in range(1, cost.horizon + 1))
     return min(slopes) * num_sequences / alone

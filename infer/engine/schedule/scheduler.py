@@ -1,12 +1,12 @@
 """The scheduler, which chooses the tokens of the next step: continuous batching under a token budget.
 
-As in vLLM's V1 scheduler, prefill and decode are not separate phases: every sequence has known tokens, of which some
+As in vLLM's V1 scheduler, prefill and decode are not separate phases: every sample has known tokens, of which some
 are computed, and a step computes more of them. A long prompt is computed in chunks that fit the rest of the budget.
-`WaitQueue` says who is served next. A sequence is admitted when all of its known tokens fit beside those that run, and
-begins after the tokens that `BlockTables` finds computed. If places or blocks are held by principals above their share,
-or blocks run out later, `FairPlaces` says which running sequences are preempted: they wait again, and others take their
-blocks from the tail as they need them. Of one principal the oldest of the highest priority always runs on, so everyone
-ends. One sample of a request computes the prompt.
+`WaitQueue` says who is served next. A sample is admitted when all of its known tokens fit beside those that run, and
+begins after the tokens that `BlockManager` finds computed. If places or blocks are held by principals above their
+share, or blocks run out later, `FairPlaces` says which running samples are preempted: they wait again, and others take
+their blocks from the tail as they need them. Of one principal the oldest of the highest priority always runs on, so
+everyone ends. One sample of a request computes the prompt.
 """
 
 import bisect
@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from .blocks.block_allocator import BlockAllocator
-from .blocks.block_tables import BlockTables
+from .block_allocator import BlockAllocator
+from .block_manager import BlockManager
 from .costs.activity import Activity
 from .costs.cost import StepCost, StepSize
 from .costs.planning_cost import PlanningCost
@@ -26,98 +26,97 @@ from .costs.step_budget import StepBudget
 from .costs.step_margin import StepMargin
 from .fair_places import FairPlaces
 from .proposals import choose_proposals
-from .samples.sample_groups import SampleGroups
-from .samples.scheduled_chunk import ScheduledChunk
-from .samples.sequence import UNKNOWN, Sequence, Status
+from .samples.sample import UNKNOWN, Sample, ScheduledChunk, Status
 from .waiting.admission import Admission
 from .waiting.fair_share import FairShare
 from .waiting.lazy_heap import LazyHeap
 from .waiting.limits import Limits
+from .waiting.sample_groups import SampleGroups
 from .waiting.wait_queue import WaitQueue
 
 _LOG: Final = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """The queues of waiting and running sequences, and the blocks. Not thread-safe: the engine's lock guards it.
+    """The queues of waiting and running samples, and the blocks. Not thread-safe: the engine's lock guards it.
 
-    The work of a step grows with the number of running sequences, not with that of waiting ones.
+    The work of a step grows with the number of running samples, not with that of waiting ones.
 
     Attributes:
         cost: the duration of steps, as `observe` learns it.
         row_cost: the duration of steps of decoding, on which proposals depend.
-        running: the running sequences, in the order in which they are computed.
+        running: the running samples, in the order in which they are computed.
         waiting: the waiting ones.
         activity: the tokens that were computed.
     """
 
     def __init__(self, limits: Limits, num_blocks: int, block_size: int, num_twins: int = 0) -> None:
         self.limits = limits
-        self.running: list[Sequence] = []
+        self.running: list[Sample] = []
         self.cost = StepCost()
         self.row_cost = RowCost()
         self._planning = PlanningCost()
         self._margin = StepMargin()
         self._shares = FairShare()
         self.waiting = WaitQueue(self._shares)
-        self._tables = BlockTables(num_blocks, block_size, num_twins)
+        self._blocks = BlockManager(num_blocks, block_size, num_twins)
         self._groups = SampleGroups()
-        self._deadlines: LazyHeap[Sequence] = LazyHeap()
+        self._deadlines: LazyHeap[Sample] = LazyHeap()
         self.activity = Activity()
-        self._places = FairPlaces(limits, self._tables, self._shares, self.running, self.waiting)
+        self._places = FairPlaces(limits, self._blocks, self._shares, self.running, self.waiting)
         self._admission = Admission(
-            limits, self.cost, self._tables, self._shares, self._groups, self.running, self.waiting
+            limits, self.cost, self._blocks, self._shares, self._groups, self.running, self.waiting
         )
 
     @property
     def allocator(self) -> BlockAllocator:
         """The allocator of the cache's blocks."""
-        return self._tables.allocator
+        return self._blocks.allocator
 
     @property
     def num_live(self) -> int:
-        """The number of sequences that are not finished."""
+        """The number of samples that are not finished."""
         return len(self.waiting) + len(self.running) + len(self._groups)
 
     @property
     def num_queued_tokens(self) -> int:
-        """The number of tokens that are computed before all live sequences decode."""
+        """The number of tokens that are computed before all live samples decode."""
         return self._admission.num_queued_tokens()
 
     @property
     def num_leaked_blocks(self) -> int:
-        """The number of used blocks that no live sequence holds."""
-        return self._tables.num_leaked(self._live())
+        """The number of used blocks that no live sample holds."""
+        return self._blocks.num_leaked(self._live())
 
-    def add(self, sequences: Iterable[Sequence], now: float = -math.inf) -> None:
+    def add(self, samples: Iterable[Sample], now: float = -math.inf) -> None:
         """Queues all samples of one request, or none if it raises.
 
         Args:
-            sequences: the samples, which share prompt, priority, principal and deadline.
+            samples: the samples, which share prompt, priority, principal and deadline.
             now: a value of time.monotonic(); without it deadlines are not looked at.
 
         Raises:
             PromptTooLong: prompt and new tokens can never fit.
             DeadlinePassed: the first token is not expected before the deadline.
-            Overloaded: a limit on live sequences or queued tokens is reached, of all or of the principal.
+            Overloaded: a limit on live samples or queued tokens is reached, of all or of the principal.
         """
-        new = list(sequences)
+        new = list(samples)
         self._admission.check(new, now)
-        for sequence in new:
-            self._shares.enter(sequence.principal, sequence.weight)
-            if sequence.deadline is not None:
-                self._deadlines.push(sequence, sequence.deadline)
+        for sample in new:
+            self._shares.enter(sample.request.principal, sample.request.weight)
+            if sample.request.deadline is not None:
+                self._deadlines.push(sample, sample.request.deadline)
         if new:
             self._groups.add(new)
             self.waiting.push(new[0])
 
     def schedule(self) -> tuple[ScheduledChunk, ...]:
-        """Chooses the next step: one token of every decoding sequence, then chunks of prompts, then proposals.
+        """Chooses the next step: one token of every decoding sample, then chunks of prompts, then proposals.
 
-        The result is empty only if no sequence is live. The method allocates blocks and may preempt sequences. The
+        The result is empty only if no sample is live. The method allocates blocks and may preempt samples. The
         caller must call `advance` for each chunk after the step.
         """
-        self._tables.drop_twins(self.running)
+        self._blocks.drop_twins(self.running)
         self._admit_by_shares()
         decoding, chunks = self._decode_chunks(), list[ScheduledChunk]()
         prompts = self._places.prompts() if len(decoding) < len(self.running) else []
@@ -128,65 +127,65 @@ class Scheduler:
         budget = StepBudget(self.limits.max_batched_tokens, planned, self.cost)
         for chunk in decoding:
             budget.take(chunk.start, chunk.length)
-        for sequence in prompts:
-            if length := budget.take_prompt(sequence.num_computed, sequence.num_uncomputed):
-                chunks.append(ScheduledChunk(sequence, sequence.num_computed, length))
+        for sample in prompts:
+            if length := budget.take_prompt(sample.num_computed, sample.num_uncomputed):
+                chunks.append(ScheduledChunk(sample, sample.num_computed, length))
         while (first := self.waiting.first()) and budget.room(0, 1) and self._admit(first):
             length = budget.take_prompt(first.num_computed, first.num_uncomputed)
             if not length:
                 break  # the tokens before it, which are computed, make its first token cost more than there is room for
             chunks.append(ScheduledChunk(first, first.num_computed, length))
         proposals = choose_proposals(
-            [c.sequence for c in decoding], budget.num_taken, self.row_cost, self._planning.overhead
+            [c.sample for c in decoding], budget.num_taken, self.row_cost, self._planning.overhead
         )
-        decoding = [self._with_proposals(each, proposals.get(each.sequence, []), budget) for each in decoding]
+        decoding = [self._with_proposals(each, proposals.get(each.sample, []), budget) for each in decoding]
         self._places.charge(decoding, chunks)
         for chunk in (step := (*decoding, *chunks)):
-            self._tables.give_twins(chunk.sequence, chunk.start, chunk.start + chunk.length)
+            self._blocks.assign_twins(chunk.sample, chunk.start, chunk.start + chunk.length)
         return step
 
     def advance(self, chunk: ScheduledChunk) -> bool:
-        """Records that a chunk was computed, or will be before the next step; returns False if its sequence has ended.
+        """Records that a chunk was computed, or will be before the next step; returns False if its sample has ended.
 
         When the prompt of a request is computed, its other samples are queued and share its blocks.
         """
-        sequence = chunk.sequence
-        if sequence.status is not Status.RUNNING:
+        sample = chunk.sample
+        if sample.status is not Status.RUNNING:
             return False
-        sequence.num_computed = chunk.stop
-        sequence.num_proposed += len(chunk.proposals)
-        if chunk.start < sequence.num_prompt:
-            self._tables.publish(sequence)
-            if sequence.num_computed >= sequence.num_prompt:
-                followers = self._groups.part(sequence)
+        sample.num_computed = chunk.stop
+        sample.output.num_proposed += len(chunk.proposals)
+        if chunk.start < sample.num_prompt:
+            self._blocks.publish(sample)
+            if sample.num_computed >= sample.num_prompt:
+                followers = self._groups.part(sample)
                 if followers and not chunk.proposals:  # which are stored behind the prompt already
-                    self._tables.share_last(sequence)
+                    self._blocks.share_last(sample)
                 for follower in followers:
                     self.waiting.push(follower)
         return True
 
-    def accept(self, sequence: Sequence) -> None:
-        """Records that the first proposal after a sequence's tokens came true, and that another token follows it.
+    def accept(self, sample: Sample) -> None:
+        """Records that the first proposal after a sample's tokens came true, and that another token follows it.
 
-        The sequence runs: no step is chosen before the results of proposals, so none has preempted it.
+        The sample runs: no step is chosen before the results of proposals, so none has preempted it.
         """
-        sequence.num_computed += 1
-        sequence.num_accepted += 1
-        sequence.append(UNKNOWN)
+        sample.num_computed += 1
+        sample.output.num_accepted += 1
+        sample.output.tokens.append(UNKNOWN)
 
-    def finish(self, sequence: Sequence) -> None:
-        """Removes a sequence in any state and frees its blocks; a second call does nothing."""
-        if sequence.status is Status.FINISHED:
+    def finish(self, sample: Sample) -> None:
+        """Removes a sample in any state and frees its blocks; a second call does nothing."""
+        if sample.status is Status.FINISHED:
             return
-        if sequence.status is Status.RUNNING:
-            self.running.remove(sequence)
-        self.waiting.discard(sequence)
-        self._deadlines.discard(sequence)
-        if leader := self._groups.leave(sequence):
+        if sample.status is Status.RUNNING:
+            self.running.remove(sample)
+        self.waiting.discard(sample)
+        self._deadlines.discard(sample)
+        if leader := self._groups.leave(sample):
             self.waiting.push(leader)
-        self._tables.release(sequence, keep=not sequence.is_private)
-        self._shares.leave(sequence.principal)
-        sequence.status = Status.FINISHED
+        self._blocks.release(sample, keep=not sample.table.is_private)
+        self._shares.leave(sample.request.principal)
+        sample.status = Status.FINISHED
 
     def observe(self, chunks: Iterable[ScheduledChunk], seconds: float, period: float | None = None) -> None:
         """Records the duration of the step that computed `chunks`.
@@ -196,10 +195,10 @@ class Scheduler:
         """
         size, proposals, is_decoding, num_prompt = StepSize(), 0, True, 0
         for chunk in chunks:
-            num_prompt += max(0, min(chunk.stop, chunk.sequence.num_prompt) - chunk.start)
+            num_prompt += max(0, min(chunk.stop, chunk.sample.num_prompt) - chunk.start)
             size = size.plus(chunk.start, chunk.length)
             proposals += len(chunk.proposals)
-            is_decoding = is_decoding and chunk.start >= chunk.sequence.num_prompt
+            is_decoding = is_decoding and chunk.start >= chunk.sample.num_prompt
         self.activity.step(num_prompt)
         self._places.pass_time(seconds)
         if self.limits.slow_step_seconds is not None and seconds > self.limits.slow_step_seconds:
@@ -219,42 +218,42 @@ class Scheduler:
             size = size.plus(chunk.start, chunk.length)
         return self.cost.seconds(size)
 
-    def expire(self, now: float) -> list[Sequence]:
-        """Finishes the sequences that are too late, and returns them.
+    def expire(self, now: float) -> list[Sample]:
+        """Finishes the samples that are too late, and returns them.
 
         They are those whose deadline is not after `now`, a value of time.monotonic(), and those that would be admitted
         next although their own prompt alone takes until their deadline.
         """
-        late: list[Sequence] = []
-        while (sequence := self._deadlines.first()) is not None and self._deadlines.key(sequence) <= now:
-            self.finish(sequence)
-            late.append(sequence)
-        while (sequence := self.waiting.first()) is not None and not self._admission.is_in_time(sequence, 0, now):
-            self.finish(sequence)
-            late.append(sequence)
+        late: list[Sample] = []
+        while (sample := self._deadlines.first()) is not None and self._deadlines.key(sample) <= now:
+            self.finish(sample)
+            late.append(sample)
+        while (sample := self.waiting.first()) is not None and not self._admission.is_in_time(sample, 0, now):
+            self.finish(sample)
+            late.append(sample)
         return late
 
     def check_integrity(self) -> None:
         """Checks that the queues and the blocks are consistent; raises AssertionError otherwise."""
         live = self._live()
-        assert len(live) == len(set(live)), "a sequence is in a queue twice"
+        assert len(live) == len(set(live)), "a sample is in a queue twice"
         assert len(self.running) <= self.limits.max_running, "too many sequences run"
         assert self.running == sorted(self.running, key=lambda s: s.order), "the running are out of order"
         for queue, status in ((self.waiting, Status.WAITING), (self.running, Status.RUNNING)):
-            assert all(sequence.status is status for sequence in queue), f"a sequence in {status} is not"
+            assert all(sample.status is status for sample in queue), f"a sample in {status} is not"
         self.waiting.check_integrity()
-        self._tables.check_integrity(live)
-        assert set(self._deadlines) == {s for s in live if s.deadline is not None}, "deadlines of other sequences"
+        self._blocks.check_integrity(live)
+        assert set(self._deadlines) == {s for s in live if s.request.deadline is not None}, "deadlines of others"
         counts: dict[str, int] = {}
-        for sequence in live:
-            counts[sequence.principal] = counts.get(sequence.principal, 0) + 1
+        for sample in live:
+            counts[sample.request.principal] = counts.get(sample.request.principal, 0) + 1
         assert self._shares.num_live() == counts, "the shares count other sequences"
 
-    def _live(self) -> list[Sequence]:
+    def _live(self) -> list[Sample]:
         return [*self.running, *self.waiting, *self._groups]
 
     def _admit_by_shares(self) -> None:
-        """Admits sequences that come before what runs, and preempts those of principals above their shares for them."""
+        """Admits samples that come before what runs, and preempts those of principals above their shares for them."""
         for find in (self.waiting.first, self.waiting.first_new):
             while first := find():
                 victims = self._places.victims(first)
@@ -267,56 +266,57 @@ class Scheduler:
 
     def _decode_chunks(self) -> list[ScheduledChunk]:
         chunks, num_preempted = list[ScheduledChunk](), self.activity.num_preempted
-        for sequence in [s for s in self.running if s.num_uncomputed == 1]:
-            missing = self._tables.missing(sequence)
-            while missing > self.allocator.num_available and sequence.status is Status.RUNNING:
+        for sample in [s for s in self.running if s.num_uncomputed == 1]:
+            missing = self._blocks.missing(sample)
+            while missing > self.allocator.num_available and sample.status is Status.RUNNING:
                 self._preempt(self._places.last())
-            if sequence.status is Status.RUNNING:
-                self._tables.grow(sequence)
-                chunks.append(ScheduledChunk(sequence, sequence.num_computed, 1))
+            if sample.status is Status.RUNNING:
+                if missing:
+                    self._blocks.grow(sample)
+                chunks.append(ScheduledChunk(sample, sample.num_computed, 1))
         if self.activity.num_preempted == num_preempted:
             return chunks
-        return [chunk for chunk in chunks if chunk.sequence.status is Status.RUNNING]
+        return [chunk for chunk in chunks if chunk.sample.status is Status.RUNNING]
 
     def _with_proposals(self, chunk: ScheduledChunk, proposals: list[int], budget: StepBudget) -> ScheduledChunk:
-        """Returns a decoding sequence's chunk with proposals, as many as there are blocks and budget left for.
+        """Returns a decoding sample's chunk with proposals, as many as there are blocks and budget left for.
 
-        Blocks of proposals that do not come true stay with the sequence, for the tokens that come instead.
+        Blocks of proposals that do not come true stay with the sample, for the tokens that come instead.
         """
         if not proposals:
             return chunk
-        most = min(len(proposals), self._tables.room(chunk.sequence, len(self.running)))
+        most = min(len(proposals), self._blocks.room(chunk.sample, len(self.running)))
         count = budget.rest(chunk.stop, most)
         if count <= 0:
             return chunk
         budget.take(chunk.stop, count)
-        self._tables.grow(chunk.sequence, count)
+        self._blocks.grow(chunk.sample, count)
         return replace(chunk, length=chunk.length + count, proposals=tuple(proposals[:count]))
 
-    def _admit(self, sequence: Sequence) -> bool:
-        """Lets a waiting sequence run, if there is a place and all of its known tokens fit; returns whether it does.
+    def _admit(self, sample: Sample) -> bool:
+        """Lets a waiting sample run, if there is a place and all of its known tokens fit; returns whether it does.
 
         One that begins as a running prompt does waits until that prompt's blocks are computed, and shares them.
         """
-        if len(self.running) >= self.limits.max_running or self._tables.is_coming(sequence, self.running):
+        if len(self.running) >= self.limits.max_running or self._blocks.is_coming(sample, self.running):
             return False
-        spare = len(self.running)  # a block for each running sequence, or the new one would soon be preempted
-        if not self._tables.admit(sequence, spare):
+        spare = len(self.running)  # a block for each running sample, or the new one would soon be preempted
+        if not self._blocks.admit(sample, spare):
             return False
-        self.waiting.discard(sequence)
-        if not sequence.index and not sequence.preemptions:
-            self.activity.admit(sequence.num_prompt, sequence.num_computed)
-        sequence.status = Status.RUNNING
-        self._places.admit(sequence)
-        bisect.insort(self.running, sequence, key=lambda s: s.order)
+        self.waiting.discard(sample)
+        if not sample.index and not sample.preemptions:
+            self.activity.admit(sample.num_prompt, sample.num_computed)
+        sample.status = Status.RUNNING
+        self._places.admit(sample)
+        bisect.insort(self.running, sample, key=lambda s: s.order)
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
-        sequence.max_reused = max(sequence.max_reused, sequence.num_computed)  # these logits were computed
-        sequence.num_charged = max(sequence.num_charged, sequence.num_computed)
-        self._tables.release(sequence)
-        sequence.status = Status.WAITING
-        sequence.preemptions += 1
+    def _preempt(self, sample: Sample) -> None:
+        self.running.remove(sample)
+        sample.table.max_reused = max(sample.table.max_reused, sample.num_computed)  # these logits were computed
+        sample.quantum.num_charged = max(sample.quantum.num_charged, sample.num_computed)
+        self._blocks.release(sample)
+        sample.status = Status.WAITING
+        sample.preemptions += 1
         self.activity.num_preempted += 1
-        self.waiting.push(sequence)
+        self.waiting.push(sample)

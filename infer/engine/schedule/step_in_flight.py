@@ -11,33 +11,31 @@ from ..options import MAX_HEAD_ROWS
 from ..step.step_plan import Array, SamplerOutput, SamplingRow
 from .batch_writer import BatchWriter
 from .live_request import LiveRequest
-from .samples.scheduled_chunk import ScheduledChunk
-from .samples.sequence import UNKNOWN, Status
-from .samples.sequence import Sequence as Sample
+from .samples.sample import UNKNOWN, Sample, ScheduledChunk, Status
 from .scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
 class WantedRow:
-    """A row of logits of a step: it scores the token of `scored`, or chooses the sequence's token at `position`.
+    """A row of logits of a step: it scores the token of `scored`, or chooses the sample's token at `position`.
 
     If it chooses a token after a proposal, it counts only if the token before it is `proposal`.
     """
 
     request: LiveRequest
-    sequence: Sample
+    sample: Sample
     position: int
     scored: SamplingRow | None = None
     proposal: int | None = None
 
     @property
     def is_void(self) -> bool:
-        """Whether its result is of no use: its sequence has ended, or a proposal before it did not come true."""
-        sequence = self.sequence
-        if self.request.is_over or sequence.status is Status.FINISHED:
+        """Whether its result is of no use: its sample has ended, or a proposal before it did not come true."""
+        sample = self.sample
+        if self.request.is_over or sample.status is Status.FINISHED:
             return True
         return self.proposal is not None and (
-            sequence.num_tokens != self.position or sequence.output[-1] != self.proposal
+            sample.num_tokens != self.position or sample.output.tokens[-1] != self.proposal
         )
 
 
@@ -74,7 +72,7 @@ class StepInFlight:
 
     @property
     def has_proposals(self) -> bool:
-        """Whether the number of tokens that it gives a sequence is not known before its results."""
+        """Whether the number of tokens that it gives a sample is not known before its results."""
         return any(chunk.proposals for chunk in self.chunks)
 
     def masks(self) -> Masks | None:
@@ -85,8 +83,11 @@ class StepInFlight:
         for index in self.asked:
             if not self.rows[index].is_void:
                 _matcher(self.rows[index]).look_ahead()
-        constrained = (i for i, row in enumerate(self.rows) if row.scored is None and row.sequence.matcher is not None)
-        rows = [index for index in constrained if index not in self.asked]
+        rows = [
+            i
+            for i, row in enumerate(self.rows)
+            if row.scored is None and row.sample.output.matcher is not None and i not in self.asked
+        ]
         return self.masks_of(rows) if rows else None
 
     def masks_of(self, rows: Sequence[int]) -> Masks:
@@ -96,7 +97,7 @@ class StepInFlight:
         for row in (self.rows[index] for index in rows):
             matcher = _matcher(row)
             mask = np.full(matcher.num_words, ALL_TOKENS)
-            if row.sequence.status is not Status.FINISHED:
+            if row.sample.status is not Status.FINISHED:
                 matcher.write_mask(mask)
                 if (error := matcher.error) is not None:
                     failed.append((row.request, error))
@@ -131,50 +132,50 @@ def prepare_step(
     scored: list[SamplingRow] = []
     first = 0
     for chunk in chunks:
-        sequence = chunk.sequence
-        request = live[sequence.key]
+        sample = chunk.sample
+        request = live[sample.request.key]
         for row in request.want(chunk, first):
             scored.append(row)
-            rows.append(WantedRow(request, sequence, 0, row))
+            rows.append(WantedRow(request, sample, 0, row))
         if chunk.is_last:
-            rows.append(WantedRow(request, sequence, sequence.num_tokens))
-            for i, proposal in enumerate(chunk.proposals, sequence.num_tokens + 1):
-                rows.append(WantedRow(request, sequence, i, proposal=proposal))
-        if chunk.start < sequence.num_prompt:
+            rows.append(WantedRow(request, sample, sample.num_tokens))
+            for i, proposal in enumerate(chunk.proposals, sample.num_tokens + 1):
+                rows.append(WantedRow(request, sample, i, proposal=proposal))
+        if chunk.start < sample.num_prompt:
             request.deliver()
         first += chunk.length
     asks = len(rows) <= MAX_HEAD_ROWS  # logits are kept until all tokens are chosen
-    asked = [i for i, row in enumerate(rows) if asks and row.scored is None and row.sequence.is_asked]
+    asked = [i for i, row in enumerate(rows) if asks and row.scored is None and row.sample.output.has_candidates]
     return StepInFlight(batch.write(chunks, scored, asks).encode(), chunks, rows, asked)
 
 
 def record_step(step: StepInFlight, scheduler: Scheduler) -> None:
-    """Records that a step was sent: its tokens count as computed, and sequences that sample get an UNKNOWN token."""
+    """Records that a step was sent: its tokens count as computed, and those that choose one get an UNKNOWN token."""
     for chunk in step.chunks:
         scheduler.advance(chunk)
     for row in step.rows:
         if row.scored is None and row.proposal is None:
-            row.sequence.append(UNKNOWN)
+            row.sample.output.tokens.append(UNKNOWN)
 
 
 def take_token(row: WantedRow, result: SamplerOutput, index: int, scheduler: Scheduler) -> TkError | None:
-    """Gives a sequence the token of a row that is not void, at `index` of the results; ends it if it is complete.
+    """Gives a sample the token of a row that is not void, at `index` of the results; ends it if it is complete.
 
     Returns:
         The error with which its request must fail, if the tokenizer has no text for the token.
     """
     if row.proposal is not None:
-        scheduler.accept(row.sequence)
+        scheduler.accept(row.sample)
     scheduler.activity.new_token()
     try:
-        is_complete = row.request.take(row.sequence, row.position, result, index)
+        is_complete = row.request.take(row.sample, row.position, result, index)
     except TkError as error:
         return error
     if is_complete:
-        scheduler.finish(row.sequence)
+        scheduler.finish(row.sample)
     return None
 
 
 def _matcher(row: WantedRow) -> Matcher:
-    assert row.sequence.matcher is not None, "its sequence has a constraint"
-    return row.sequence.matcher
+    assert row.sample.output.matcher is not None, "its sample has a constraint"
+    return row.sample.output.matcher

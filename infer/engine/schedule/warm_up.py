@@ -6,9 +6,10 @@ They compute tokens of no request, in blocks that no request holds: later steps 
 from typing import Final
 
 from ....core.integers import ceil_div
+from ..request.request import Request
 from ..request.sampling_params import SamplingParams
-from .samples.scheduled_chunk import ScheduledChunk
-from .samples.sequence import Sequence
+from .samples.block_table import BlockTable
+from .samples.sample import Output, Sample, ScheduledChunk
 from .waiting.limits import Limits
 
 _MAX_CONTEXT: Final = 2048  # tokens; the warm-up must be short
@@ -21,7 +22,7 @@ def warm_up_chunks(limits: Limits, num_blocks: int, block_size: int, num_twins: 
     """Returns the steps to measure, one chunk each: few and many tokens, after short and long contexts.
 
     Args:
-        limits: the limits on steps and sequences, which the chunks keep.
+        limits: the limits on steps and samples, which the chunks keep.
         num_blocks: the number of blocks of the cache, all of them free.
         block_size: the number of tokens of a block.
         num_twins: see `BlockAllocator`; blocks that are written have twins, so that none is written to twin 0.
@@ -47,15 +48,12 @@ def _chunk(start: int, length: int, block_size: int, num_twins: int, num_proposa
     num_tokens = start + length
     blocks = list(range(1, ceil_div(num_tokens, block_size) + 1))
     written = blocks[start // block_size :] if num_twins else []
-    sequence = Sequence(
-        request_id="",
+    sample = Sample(
+        Request((0,) * (num_tokens - num_proposals), SamplingParams(temperature=0.0)),
         index=0,
         arrival=0,
-        params=SamplingParams(temperature=0.0),
         seed=0,
-        prompt=[0] * (num_tokens - num_proposals),
-        max_tokens=num_tokens + 1,
-        blocks=blocks,
-        twins=[number for pair in enumerate(written, 1) for number in reversed(pair)],
+        output=Output(num_tokens + 1),
+        table=BlockTable(blocks=blocks, twins=[number for pair in enumerate(written, 1) for number in reversed(pair)]),
     )
-    return ScheduledChunk(sequence, start, length, (0,) * num_proposals)
+    return ScheduledChunk(sample, start, length, (0,) * num_proposals)

@@ -10,7 +10,7 @@ from ..planning.memory_plan import MemoryPlan
 from ..schedule.batch_writer import BatchWriter
 from ..schedule.costs.cost import StepSize
 from ..schedule.costs.row_cost import RowCost
-from ..schedule.samples.scheduled_chunk import ScheduledChunk
+from ..schedule.samples.sample import ScheduledChunk
 from ..schedule.scheduler import Scheduler
 from ..schedule.warm_up import row_chunks, warm_up_chunks
 from .worker_group import WorkerGroup
@@ -66,5 +66,5 @@ def _seconds(workers: WorkerGroup, batch: BatchWriter, chunk: ScheduledChunk) ->
     workers.send(message)
     workers.send_tokens(workers.receive().token_ids)
     seconds = time.monotonic() - begun
-    batch.release(chunk.sequence)
+    batch.release(chunk.sample)
     return seconds

@@ -83,12 +83,12 @@ class KVCache:
         """Gives blocks twins, and the content of others to blocks and to their twins: see `StepPlan`."""
         shared, own = forks_N2.unbind(-1)
         source = self._twin_of[shared]  # before it is given away
-        self._give_twins(twins_N2)
+        self._assign_twins(twins_N2)
         if len(own):
             _copy((*self._keys, *self._values), shared, own)
             _copy((*self._key_twins, *self._value_twins), source, self._twin_of[own])
 
-    def _give_twins(self, twins_N2: torch.Tensor) -> None:
+    def _assign_twins(self, twins_N2: torch.Tensor) -> None:
         """Gives blocks twins, which earlier owners lose unless they have others by now."""
         blocks, twins = twins_N2.unbind(-1)
         earlier = self._owner[twins]

@@ -15,7 +15,7 @@ class Activity:
         num_prompt: the prompt tokens of all requests that were admitted.
         num_cached: how many of them the prefix cache had.
         num_new: the new tokens.
-        num_preempted: how often a sequence lost its blocks to others.
+        num_preempted: how often a sample lost its blocks to others.
 
     Args:
         clock: returns the time in seconds.

@@ -1,1 +1,1 @@
-"""Sequences: their tokens, the keys of their blocks, their proposals by lookup, their shares of steps, their text."""
+"""Samples: their tokens, the tables and keys of their blocks, their proposals by lookup, and their text."""

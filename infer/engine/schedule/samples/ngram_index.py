@@ -58,7 +58,7 @@ class NgramIndex:
                 return place, size
         return 0, 0
 
-    def follow(self, place: int, count: int) -> list[int]:
+    def continuation(self, place: int, count: int) -> list[int]:
         """Returns `count` tokens from a place on; where the text ends before, it goes round from there to its end."""
         found = self._tokens[place : place + count].tolist()
         while len(found) < count:

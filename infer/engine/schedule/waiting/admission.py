@@ -1,6 +1,6 @@
 """The checks of a request before it is queued: lengths, limits, quotas and deadline. A refused one touches no block.
 
-The limits on live sequences and queued tokens hold for all callers together, the quotas for each principal. While
+The limits on live samples and queued tokens hold for all callers together, the quotas for each principal. While
 nothing is live, a request of any size is accepted, or a large one would be refused for ever.
 
 One principal alone may take all that the limits allow. Others are accepted all the same until they have their shares by
@@ -17,17 +17,17 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from .....core.errors import DeadlinePassed, Overloaded, PromptTooLong
-from ..blocks.block_tables import BlockTables
+from ..block_manager import BlockManager
 from ..costs.cost import StepCost, StepSize
-from ..samples.sample_groups import SampleGroups
-from ..samples.sequence import Sequence as Sample
+from ..samples.sample import Sample
 from .fair_share import FairShare
 from .limits import Limits
+from .sample_groups import SampleGroups
 from .wait_queue import WaitQueue
 
 LATENESS: Final = 1.5  # a first token is expected after this many times the measured duration of the tokens before it
 RETRY_SECONDS: Final = 1.0  # the least time to ask a refused caller to wait, and without a measured step
-MOST_RETRY_SECONDS: Final = 60.0  # sequences often end before their limits
+MOST_RETRY_SECONDS: Final = 60.0  # samples often end before their limits
 
 
 class Admission:
@@ -37,9 +37,9 @@ class Admission:
         limits: the limits.
         cost: predicts durations.
         tables: the blocks.
-        shares: counts the live sequences of principals.
+        shares: counts the live samples of principals.
         groups: the samples that wait for the first one of their request.
-        running: the running sequences.
+        running: the running samples.
         waiting: the waiting ones.
     """
 
@@ -47,7 +47,7 @@ class Admission:
         self,
         limits: Limits,
         cost: StepCost,
-        tables: BlockTables,
+        tables: BlockManager,
         shares: FairShare,
         groups: SampleGroups,
         running: list[Sample],
@@ -69,54 +69,54 @@ class Admission:
             Overloaded: a limit is reached, of all callers or of this one.
             DeadlinePassed: the first token is not expected before the deadline.
         """
-        for sequence in new:
-            self._check_fits(sequence)
-        for sequence in new[:1]:
-            self._check_limits(sequence, len(new))
-            self._check_quota(sequence, len(new))
-            self._check_deadline(sequence, now)
+        for sample in new:
+            self._check_fits(sample)
+        for sample in new[:1]:
+            self._check_limits(sample, len(new))
+            self._check_quota(sample, len(new))
+            self._check_deadline(sample, now)
 
     def num_queued_tokens(self, principal: str | None = None) -> int:
-        """Returns how many tokens are computed before all live sequences decode, or all of a principal."""
-        running = [s for s in self._running if principal is None or s.principal == principal]
+        """Returns how many tokens are computed before all live samples decode, or all of a principal."""
+        running = [s for s in self._running if principal is None or s.request.principal == principal]
         return self._waiting.num_tokens(principal) + sum(s.num_uncomputed for s in running if s.num_uncomputed > 1)
 
-    def is_in_time(self, sequence: Sample, backlog: int, now: float) -> bool:
-        """Returns whether a waiting sequence's first token is expected before its deadline.
+    def is_in_time(self, sample: Sample, backlog: int, now: float) -> bool:
+        """Returns whether a waiting sample's first token is expected before its deadline.
 
-        A sequence that has a token already is in time.
+        A sample that has a token already is in time.
 
         Args:
-            sequence: the sequence.
+            sample: the sample.
             backlog: the number of tokens of others that are computed before its own.
             now: a value of time.monotonic().
         """
-        if sequence.deadline is None or sequence.num_new:
+        if sample.request.deadline is None or sample.num_new:
             return True
         seconds = self._seconds_per_token()
-        num_left = (sequence.deadline - now) / (LATENESS * seconds) if seconds else math.inf
-        num_own = sequence.num_uncomputed
+        num_left = (sample.request.deadline - now) / (LATENESS * seconds) if seconds else math.inf
+        num_own = sample.num_uncomputed
         if backlog + num_own >= num_left > 0:
-            num_own -= self._tables.num_cached(sequence)
-        return backlog + num_own < num_left and now < sequence.deadline
+            num_own -= self._tables.num_cached(sample)
+        return backlog + num_own < num_left and now < sample.request.deadline
 
-    def _check_fits(self, sequence: Sample) -> None:
+    def _check_fits(self, sample: Sample) -> None:
         longest = min(self._limits.max_model_len, self._tables.num_tokens)
-        if sequence.max_tokens > longest:
-            new = sequence.max_tokens - sequence.num_prompt
+        if sample.output.max_tokens > longest:
+            new = sample.output.max_tokens - sample.num_prompt
             why = "max_model_len" if longest == self._limits.max_model_len else "the KV cache's tokens"
             raise PromptTooLong(
-                f"{sequence.num_prompt} prompt tokens and {new} new ones are {sequence.max_tokens}, more than {why} "
+                f"{sample.num_prompt} prompt tokens and {new} new ones are {sample.output.max_tokens}, more than {why} "
                 f"= {longest}. Shorten the prompt or lower max_new_tokens.",
-                field="stopping.max_new_tokens" if sequence.num_prompt < longest else "prompt",
+                field="stopping.max_new_tokens" if sample.num_prompt < longest else "prompt",
             )
 
-    def _check_limits(self, sequence: Sample, num_samples: int) -> None:
-        limits, principal = self._limits, sequence.principal
+    def _check_limits(self, sample: Sample, num_samples: int) -> None:
+        limits, principal = self._limits, sample.request.principal
         num_live = len(self._running) + len(self._waiting) + len(self._groups)
         if not num_live:
             return
-        own, part = self._shares.num_live_of(principal), self._shares.part(principal, sequence.weight)
+        own, part = self._shares.num_live_of(principal), self._shares.part(principal, sample.request.weight)
         total = limits.max_running + limits.max_queued
         if num_live + num_samples > total and own + num_samples > (part * total if own else total):
             raise Overloaded(
@@ -124,7 +124,7 @@ class Admission:
                 f"{limits.max_queued} that wait. Try again later.",
                 retry_after=self._seconds_until_a_place(self._running_of(principal) or self._running),
             )
-        most, new = limits.max_queued_tokens, sequence.num_prompt
+        most, new = limits.max_queued_tokens, sample.num_prompt
         if most is None or (queued := self.num_queued_tokens()) + new <= most:
             return
         own = self.num_queued_tokens(principal)
@@ -135,8 +135,8 @@ class Admission:
                 retry_after=self._seconds_of(min(queued + new - most, math.ceil((own + new) / part - most))),
             )
 
-    def _check_quota(self, sequence: Sample, num_samples: int) -> None:
-        limits, principal = self._limits, sequence.principal
+    def _check_quota(self, sample: Sample, num_samples: int) -> None:
+        limits, principal = self._limits, sample.request.principal
         num_live = self._shares.num_live_of(principal)
         if not num_live:
             return
@@ -151,28 +151,29 @@ class Admission:
         if limits.quota_tokens is None:
             return
         queued = self.num_queued_tokens(principal)
-        if queued + sequence.num_prompt > limits.quota_tokens:
+        if queued + sample.num_prompt > limits.quota_tokens:
             raise Overloaded(
-                f"{queued} prompt tokens {whose} are queued, and this request has {sequence.num_prompt}; the quota is "
+                f"{queued} prompt tokens {whose} are queued, and this request has {sample.num_prompt}; the quota is "
                 f"{limits.quota_tokens}. Try again later.",
-                retry_after=self._seconds_of(queued + sequence.num_prompt - limits.quota_tokens),
+                retry_after=self._seconds_of(queued + sample.num_prompt - limits.quota_tokens),
                 subject=subject,
             )
 
-    def _check_deadline(self, sequence: Sample, now: float) -> None:
-        if sequence.deadline is None:
+    def _check_deadline(self, sample: Sample, now: float) -> None:
+        deadline = sample.request.deadline
+        if deadline is None:
             return
-        backlog = self._waiting.backlog(sequence, self._running)
-        if not self.is_in_time(sequence, backlog, now):
-            num_own = sequence.num_uncomputed - self._tables.num_cached(sequence)
+        backlog = self._waiting.backlog(sample, self._running)
+        if not self.is_in_time(sample, backlog, now):
+            num_own = sample.num_uncomputed - self._tables.num_cached(sample)
             raise DeadlinePassed(
-                f"The first token of request {sequence.request_id} is not expected before its deadline, in "
-                f"{max(0.0, sequence.deadline - now):.2f} s: the queue before it, and then {num_own} tokens of its "
+                f"The first token of request {sample.request.request_id} is not expected before its deadline, in "
+                f"{max(0.0, deadline - now):.2f} s: the queue before it, and then {num_own} tokens of its "
                 "prompt, are computed first. Allow more time or try again later."
             )
 
     def _running_of(self, principal: str) -> list[Sample]:
-        return [sequence for sequence in self._running if sequence.principal == principal]
+        return [sample for sample in self._running if sample.request.principal == principal]
 
     def _seconds_per_token(self) -> float:
         """Returns the predicted seconds per token of the largest step; 0 before any step was observed."""
@@ -186,12 +187,12 @@ class Admission:
         return min(max(RETRY_SECONDS, num_tokens * self._seconds_per_token()), MOST_RETRY_SECONDS)
 
     def _seconds_until_a_place(self, running: Iterable[Sample]) -> float:
-        """Returns the predicted seconds until one of these running sequences has all tokens that it may have."""
+        """Returns the predicted seconds until one of these running samples has all tokens that it may have."""
         among = list(running)
         if not among or not self._cost.is_known:
             return RETRY_SECONDS
         size = StepSize()
-        for sequence in self._running:
-            size = size.plus(sequence.num_computed, 1)
-        steps = min(sequence.max_tokens - sequence.num_computed for sequence in among)
+        for sample in self._running:
+            size = size.plus(sample.num_computed, 1)
+        steps = min(sample.output.max_tokens - sample.num_computed for sample in among)
         return min(max(RETRY_SECONDS, steps * self._cost.seconds(size)), MOST_RETRY_SECONDS)

@@ -24,7 +24,7 @@ class _Account:
 
 
 class FairShare:
-    """The virtual times of the principals with live sequences, and of idle ones that are still in debt."""
+    """The virtual times of the principals with live samples, and of idle ones that are still in debt."""
 
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
@@ -36,11 +36,11 @@ class FairShare:
 
     @property
     def num_busy(self) -> int:
-        """The number of principals with live sequences."""
+        """The number of principals with live samples."""
         return self._num_busy
 
     def enter(self, principal: str, weight: float) -> None:
-        """Records that a sequence of the principal is live; the newest one's weight holds."""
+        """Records that a sample of the principal is live; the newest one's weight holds."""
         account = self._accounts.setdefault(principal, _Account())
         if account.num_live:
             self._count(account, -1)
@@ -52,7 +52,7 @@ class FairShare:
         self._count(account, 1)
 
     def leave(self, principal: str) -> None:
-        """Records that a sequence of the principal is not live any more."""
+        """Records that a sample of the principal is not live any more."""
         account = self._accounts[principal]
         account.num_live -= 1
         if account.num_live:
@@ -66,14 +66,14 @@ class FairShare:
             del self._accounts[first]
 
     def charge(self, principal: str, num_tokens: int) -> None:
-        """Adds served tokens to a principal with live sequences."""
+        """Adds served tokens to a principal with live samples."""
         account = self._accounts[principal]
         account.time += num_tokens / account.weight
         self._tokens += num_tokens
         self._time += num_tokens / self._weight
 
     def settle(self, principal: str) -> None:
-        """Records that a principal with live sequences has all that it asks for: it is owed nothing."""
+        """Records that a principal with live samples has all that it asks for: it is owed nothing."""
         account = self._accounts[principal]
         if account.time < self._time:
             self._tokens += (self._time - account.time) * account.weight
@@ -87,20 +87,20 @@ class FairShare:
         return weight / (self._weight if is_busy else self._weight + weight)
 
     def time(self, principal: str) -> float:
-        """Returns the virtual time of a principal with live sequences, in tokens per unit of weight."""
+        """Returns the virtual time of a principal with live samples, in tokens per unit of weight."""
         return self._accounts[principal].time
 
     def is_in_debt(self, principal: str) -> bool:
-        """Returns whether a principal with live sequences has got more than its share."""
+        """Returns whether a principal with live samples has got more than its share."""
         return self._accounts[principal].time > self._time
 
     def num_live_of(self, principal: str) -> int:
-        """Returns the number of live sequences of a principal."""
+        """Returns the number of live samples of a principal."""
         account = self._accounts.get(principal)
         return 0 if account is None else account.num_live
 
     def num_live(self) -> dict[str, int]:
-        """Returns the number of live sequences of every principal that has some."""
+        """Returns the number of live samples of every principal that has some."""
         return {name: account.num_live for name, account in self._accounts.items() if account.num_live}
 
     def _count(self, account: _Account, sign: int) -> None:

@@ -7,7 +7,7 @@ from ...options import EngineOptions
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits on sequences, tokens and the predicted duration of a step; see EngineOptions. None = no limit."""
+    """The limits on samples, tokens and the predicted duration of a step; see EngineOptions. None = no limit."""
 
     max_running: int
     max_queued: int
@@ -21,7 +21,7 @@ class Limits:
 
     @staticmethod
     def of(options: EngineOptions, max_model_len: int) -> "Limits":
-        """Returns the limits of an engine whose sequences have at most `max_model_len` tokens."""
+        """Returns the limits of an engine whose samples have at most `max_model_len` tokens."""
         return Limits(
             max_running=options.max_running,
             max_queued=options.max_queued,

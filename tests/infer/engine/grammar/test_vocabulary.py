@@ -18,7 +18,7 @@ from tk.core.errors import InvalidRequest
 from tk.infer.engine.grammar.compiler import Grammars
 from tk.infer.engine.grammar.grammar import Constraint, Matcher
 from tk.infer.engine.request.sampling_params import SamplingParams
-from tk.infer.engine.schedule.samples.output import SampleOutput
+from tk.infer.engine.schedule.samples.deltas import DeltaBuilder
 from tk.tests.infer.random_schemas import is_accepted
 from tk.tests.text.families import FAMILIES, tokenizer_of
 from tk.text.detokenizer import PromptEnd
@@ -83,7 +83,7 @@ def walk(
     keep = chance.random() < 0.3
     matcher = grammars.compile(constraint, "", prompt, keep).start(keep)
     params = SamplingParams(keep_special_tokens=keep)
-    output = SampleOutput(0, params, ours, {END}, MOST, matcher, PromptEnd.of(ours, prompt, keep))
+    output = DeltaBuilder(0, params, ours, {END}, MOST, matcher, PromptEnd.of(ours, prompt, keep))
     ids, text = list[int](), ""
     while True:
         tokens = allowed(matcher)

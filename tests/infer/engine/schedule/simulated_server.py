@@ -2,15 +2,15 @@
 
 import random
 from collections import Counter
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tk.core.errors import Overloaded
-from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.engine.schedule.costs.cost import StepSize
-from tk.infer.engine.schedule.samples.sequence import Sequence, Status
+from tk.infer.engine.schedule.samples.sample import Sample, Status
 from tk.infer.engine.schedule.scheduler import Scheduler
 from tk.infer.engine.schedule.waiting.limits import Limits
+from tk.tests.infer.engine.schedule.new_sample import new_sample
 
 BLOCK = 16
 
@@ -26,7 +26,7 @@ class Caller:
     new: tuple[int, int] = (2, 8)
     pause: float = 0.0  # the most seconds from the end of a request to the next one
     num_samples: int = 1
-    live: list[Sequence] = field(default_factory=list)
+    live: list[Sample] = field(default_factory=list)
     num_refused: int = 0
     num_tokens: int = 0  # of prompts and answers, each counted once
     waits: list[float] = field(default_factory=list)  # for first tokens, in seconds
@@ -39,7 +39,7 @@ class Server:
 
     limits: Limits
     num_blocks: int
-    callers: List[Caller]
+    callers: Sequence[Caller]
     seed: int = 0
     speed: float = 1.0  # of steps
     now: float = 0.0
@@ -49,8 +49,8 @@ class Server:
     def __post_init__(self) -> None:
         self.choose = random.Random(self.seed)
         self.policy = Scheduler(self.limits, self.num_blocks, BLOCK)
-        self.arrivals: dict[Sequence, float] = {}
-        self.seen: Counter[Sequence] = Counter()
+        self.arrivals: dict[Sample, float] = {}
+        self.seen: Counter[Sample] = Counter()
 
     def run(self, seconds: float, check_every: int = 50) -> None:
         """Runs for so many simulated seconds."""
@@ -69,18 +69,15 @@ class Server:
             return
         self.send(caller, self.choose.randint(*caller.prompt), self.choose.randint(*caller.new))
 
-    def send(self, caller: Caller, num_prompt: int, num_new: int, priority: int = 0) -> list[Sequence]:
+    def send(self, caller: Caller, num_prompt: int, num_new: int, priority: int = 0) -> list[Sample]:
         """Sends a request; an empty list if it is refused."""
         arrival = len(self.arrivals)
         new = [
-            Sequence(
-                f"r{arrival}",
-                index,
+            new_sample(
                 arrival,
-                SamplingParams(),
-                0,
                 [arrival] * num_prompt,
                 num_prompt + num_new,
+                index=index,
                 priority=priority,
                 principal=caller.name,
                 weight=caller.weight,
@@ -112,17 +109,17 @@ class Server:
         self.now += seconds
         self.num_steps += 1
         for chunk in chunks:
-            sequence, last = chunk.sequence, chunk.is_last
-            caller = callers[sequence.principal]
-            caller.num_tokens += max(0, chunk.stop - max(chunk.start, self.seen[sequence]))
-            self.seen[sequence] = max(self.seen[sequence], chunk.stop)
+            sample, last = chunk.sample, chunk.is_last
+            caller = callers[sample.request.principal]
+            caller.num_tokens += max(0, chunk.stop - max(chunk.start, self.seen[sample]))
+            self.seen[sample] = max(self.seen[sample], chunk.stop)
             self.policy.advance(chunk)
             if last:
-                sequence.append(len(sequence.output) % 7)
-                if sequence.num_new == 1:
-                    caller.waits.append(self.now - self.arrivals[sequence])
-                if sequence.num_tokens == sequence.max_tokens:
-                    self.policy.finish(sequence)
+                sample.output.tokens.append(len(sample.output.tokens) % 7)
+                if sample.num_new == 1:
+                    caller.waits.append(self.now - self.arrivals[sample])
+                if sample.num_tokens == sample.output.max_tokens:
+                    self.policy.finish(sample)
                     caller.again_at = self.now + self.choose.uniform(0, caller.pause)
         self.policy.observe(chunks, seconds)
 
@@ -130,7 +127,7 @@ class Server:
         return (0.01 + 5e-4 * size.num_tokens + 1e-7 * size.num_keys) / self.speed
 
 
-def jain(callers: List[Caller]) -> float:
+def jain(callers: Sequence[Caller]) -> float:
     """Jain's index of the tokens of callers, per weight: 1 if all have the same."""
     shares = [caller.num_tokens / caller.weight for caller in callers]
     return sum(shares) ** 2 / (len(shares) * sum(each * each for each in shares))

@@ -8,23 +8,24 @@ import pytest
 from tk.infer.engine.grammar.grammar import Matcher
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.engine.schedule.batch_writer import BatchWriter, count_tokens
-from tk.infer.engine.schedule.samples.scheduled_chunk import ScheduledChunk
-from tk.infer.engine.schedule.samples.sequence import UNKNOWN, Sequence, Status
+from tk.infer.engine.schedule.samples.sample import UNKNOWN, Sample, ScheduledChunk, Status
 from tk.infer.engine.step.step_message import NextTokens, StepMessage
 from tk.infer.engine.step.step_plan import SamplingRow
+from tk.tests.infer.engine.schedule.new_sample import new_sample
 
 PROMPT = (10, 11, 12, 13, 10)
 
 
-def running(**params: Any) -> Sequence:
-    """Returns a sequence with three blocks."""
-    sequence = Sequence("r", 0, 0, SamplingParams(**params), 5, PROMPT, 9)
-    sequence.status, sequence.blocks = Status.RUNNING, [7, 8, 9]
-    return sequence
+def running(**params: Any) -> Sample:
+    """Returns a sample with three blocks."""
+    sample = new_sample(0, PROMPT, 9, SamplingParams(**params))
+    sample.seed = 5
+    sample.status, sample.table.blocks = Status.RUNNING, [7, 8, 9]
+    return sample
 
 
 def writer(num_slots: int = 2, stopping: tuple[int, ...] = (3, 4)) -> BatchWriter:
-    return BatchWriter(num_slots, lambda sequence: stopping)
+    return BatchWriter(num_slots, lambda sample: stopping)
 
 
 def changes(
@@ -36,30 +37,30 @@ def changes(
     return message
 
 
-def chunk(sequence: Sequence) -> ScheduledChunk:
+def chunk(sample: Sample) -> ScheduledChunk:
     """Returns a chunk of all tokens that are not computed, and counts them as computed."""
-    found = ScheduledChunk(sequence, sequence.num_computed, sequence.num_uncomputed)
-    sequence.num_computed = sequence.num_tokens
+    found = ScheduledChunk(sample, sample.num_computed, sample.num_uncomputed)
+    sample.num_computed = sample.num_tokens
     return found
 
 
 def test_a_sequence_is_opened_once_and_its_blocks_are_sent_once() -> None:
-    batch, sequence = writer(), running(temperature=0.5, top_k=9)
-    first = changes(batch, [chunk(sequence)])
+    batch, sample = writer(), running(temperature=0.5, top_k=9)
+    first = changes(batch, [chunk(sample)])
     assert (first.tokens.tolist(), first.blocks.tolist()) == (list(PROMPT), [7, 8, 9])
     assert first.opened[["slot", "temperature", "top_k", "seed"]].tolist() == [(0, 0.5, 9, 5)]
-    sequence.append(20)
-    sequence.blocks.append(6)
-    second = changes(batch, [chunk(sequence)])
+    sample.output.tokens.append(20)
+    sample.table.blocks.append(6)
+    second = changes(batch, [chunk(sample)])
     assert (second.tokens.tolist(), second.blocks.tolist(), len(second.opened)) == ([20], [6], 0)
     assert second.spans.tolist() == [[0, 5, 1, 1, 1, 1, 1, -1]]
 
 
 def test_a_token_that_only_the_worker_knows_is_not_sent() -> None:
-    batch, sequence = writer(), running()
-    changes(batch, [chunk(sequence)])
-    sequence.append(UNKNOWN)
-    message = changes(batch, [chunk(sequence)])
+    batch, sample = writer(), running()
+    changes(batch, [chunk(sample)])
+    sample.output.tokens.append(UNKNOWN)
+    message = changes(batch, [chunk(sample)])
     assert message.tokens.tolist() == []
     assert message.spans[:, 2:4].tolist() == [[1, 0]], "one token, of which the message holds none"
 
@@ -71,85 +72,85 @@ def test_a_part_of_a_prompt_samples_nothing() -> None:
 
 
 def test_proposals_follow_the_last_token_and_are_sampled_behind() -> None:
-    batch, sequence = writer(), running()
-    changes(batch, [chunk(sequence)])
-    sequence.append(20)
-    message = changes(batch, [ScheduledChunk(sequence, 5, 3, (30, 31))])
+    batch, sample = writer(), running()
+    changes(batch, [chunk(sample)])
+    sample.output.tokens.append(20)
+    message = changes(batch, [ScheduledChunk(sample, 5, 3, (30, 31))])
     assert message.tokens.tolist() == [20, 30, 31]
     assert message.spans.tolist() == [[0, 5, 3, 3, 1, 3, 0, -1]]
 
 
 def test_a_preempted_sequence_is_opened_again_with_all_its_blocks() -> None:
-    batch, sequence = writer(), running()
-    changes(batch, [chunk(sequence)])
-    sequence.append(UNKNOWN)
-    assert batch.can_write(ScheduledChunk(sequence, 5, 1))
-    sequence.preemptions, sequence.num_computed, sequence.blocks = 1, 0, [1, 2, 3]
-    assert not batch.can_write(ScheduledChunk(sequence, 0, 6)), "the worker's slot holds its last token"
-    sequence.output[-1] = 20
-    assert batch.can_write(ScheduledChunk(sequence, 0, 6))
-    message = changes(batch, [chunk(sequence)])
+    batch, sample = writer(), running()
+    changes(batch, [chunk(sample)])
+    sample.output.tokens.append(UNKNOWN)
+    assert batch.can_write(ScheduledChunk(sample, 5, 1))
+    sample.preemptions, sample.num_computed, sample.table.blocks = 1, 0, [1, 2, 3]
+    assert not batch.can_write(ScheduledChunk(sample, 0, 6)), "the worker's slot holds its last token"
+    sample.output.tokens[-1] = 20
+    assert batch.can_write(ScheduledChunk(sample, 0, 6))
+    message = changes(batch, [chunk(sample)])
     assert (message.blocks.tolist(), message.opened["slot"].tolist()) == ([1, 2, 3], [0])
 
 
 def test_a_complete_sequence_waits_for_its_last_token() -> None:
-    batch, sequence = writer(), running()
-    changes(batch, [chunk(sequence)])
+    batch, sample = writer(), running()
+    changes(batch, [chunk(sample)])
     for _ in range(2):
-        sequence.output.append(20)
-    sequence.append(UNKNOWN)
-    assert batch.can_write(ScheduledChunk(sequence, 7, 1))
-    sequence.max_tokens = 8
-    assert not batch.can_write(ScheduledChunk(sequence, 7, 1))
+        sample.output.tokens.append(20)
+    sample.output.tokens.append(UNKNOWN)
+    assert batch.can_write(ScheduledChunk(sample, 7, 1))
+    sample.output.max_tokens = 8
+    assert not batch.can_write(ScheduledChunk(sample, 7, 1))
 
 
 def test_sequences_that_all_go_on_send_their_new_blocks_alone() -> None:
-    batch, sequences = writer(), [running(), running()]
-    changes(batch, [chunk(each) for each in sequences])
-    for each in sequences:
-        each.append(20)
-    changes(batch, [chunk(each) for each in sequences])
-    for each in sequences:
-        each.append(UNKNOWN)
-    sequences[1].blocks.append(6)
-    message = batch.write([chunk(each) for each in sequences])
+    batch, samples = writer(), [running(), running()]
+    changes(batch, [chunk(each) for each in samples])
+    for each in samples:
+        each.output.tokens.append(20)
+    changes(batch, [chunk(each) for each in samples])
+    for each in samples:
+        each.output.tokens.append(UNKNOWN)
+    samples[1].table.blocks.append(6)
+    message = batch.write([chunk(each) for each in samples])
     assert isinstance(message, NextTokens)
     assert message.blocks.tolist() == [[1, 6]]
-    sequences[0].append(UNKNOWN)
-    changes(batch, [chunk(sequences[0])])  # the other one is not in this step
+    samples[0].output.tokens.append(UNKNOWN)
+    changes(batch, [chunk(samples[0])])  # the other one is not in this step
 
 
 @pytest.mark.parametrize("params", [{"logit_bias": {3: 1.0}}, {"presence_penalty": 0.5}])
 def test_rows_with_bias_or_counts_are_never_a_plain_continuation(params: dict[str, Any]) -> None:
-    batch, sequence = writer(), running(**params)
-    changes(batch, [chunk(sequence)])
-    sequence.append(20)
+    batch, sample = writer(), running(**params)
+    changes(batch, [chunk(sample)])
+    sample.output.tokens.append(20)
     for _ in range(2):
-        changes(batch, [chunk(sequence)])
-        sequence.output[-1] = 20
-        sequence.append(UNKNOWN)
+        changes(batch, [chunk(sample)])
+        sample.output.tokens[-1] = 20
+        sample.output.tokens.append(UNKNOWN)
 
 
 def test_rows_of_constraints_have_masks_or_candidates() -> None:
-    sequences = [running() for _ in range(4)]
-    for each in sequences[1:]:
-        each.matcher = cast(Matcher, object())
-    sequences[2].is_asked = True
+    samples = [running() for _ in range(4)]
+    for each in samples[1:]:
+        each.output.matcher = cast(Matcher, object())
+    samples[2].output.has_candidates = True
     for asks, masks in ((False, [-1, 0, 1, 2]), (True, [-1, 0, -2, 1])):
-        message = writer(4).write([chunk(each) for each in sequences], asks=asks)
+        message = writer(4).write([chunk(each) for each in samples], asks=asks)
         assert isinstance(message, StepMessage)
         assert message.spans[:, 7].tolist() == masks
 
 
 def test_slots_are_used_again() -> None:
     batch = writer(2)
-    sequences = [running() for _ in range(4)]
-    assert changes(batch, [chunk(each) for each in sequences[:2]]).opened["slot"].tolist() == [0, 1]
-    batch.release(sequences[0])
-    batch.release(sequences[0])
-    assert changes(batch, [chunk(sequences[2])]).opened["slot"].tolist() == [0]
-    sequences[1].status = Status.WAITING  # preempted: its slot goes to another if there is no free one
-    assert changes(batch, [chunk(sequences[3])]).opened["slot"].tolist() == [1]
+    samples = [running() for _ in range(4)]
+    assert changes(batch, [chunk(each) for each in samples[:2]]).opened["slot"].tolist() == [0, 1]
+    batch.release(samples[0])
+    batch.release(samples[0])
+    assert changes(batch, [chunk(samples[2])]).opened["slot"].tolist() == [0]
+    samples[1].status = Status.WAITING  # preempted: its slot goes to another if there is no free one
+    assert changes(batch, [chunk(samples[3])]).opened["slot"].tolist() == [1]
 
 
 def test_stop_tokens_are_banned_where_there_is_a_least_number_of_tokens() -> None:
@@ -161,25 +162,25 @@ def test_stop_tokens_are_banned_where_there_is_a_least_number_of_tokens() -> Non
 
 
 def test_scored_rows_and_twins_are_part_of_the_message() -> None:
-    batch, sequence = writer(), running()
-    sequence.twins = [7, 0]
-    message = changes(batch, [chunk(sequence)], (SamplingRow(1, target=12, num_top=3),))
+    batch, sample = writer(), running()
+    sample.table.twins = [7, 0]
+    message = changes(batch, [chunk(sample)], (SamplingRow(1, target=12, num_top=3),))
     assert message.scored.tolist() == [[1, 12, 3]]
     assert message.twins.tolist() == [[7, 0]]
-    assert sequence.twins == []
+    assert sample.table.twins == []
 
 
 def test_a_block_that_replaces_a_shared_one_is_sent_once_and_never_with_next_tokens() -> None:
-    batch, sequence = writer(), running()
-    changes(batch, [chunk(sequence)])
-    sequence.append(UNKNOWN)
-    sequence.blocks[2], sequence.fork = 6, (2, 9, 6)
-    message = changes(batch, [chunk(sequence)])
+    batch, sample = writer(), running()
+    changes(batch, [chunk(sample)])
+    sample.output.tokens.append(UNKNOWN)
+    sample.table.blocks[2], sample.table.fork = 6, (2, 9, 6)
+    message = changes(batch, [chunk(sample)])
     assert (message.forks.tolist(), message.blocks.tolist()) == ([[0, 2, 9, 6]], [])
-    sequence.append(UNKNOWN)
-    assert not len(changes(batch, [chunk(sequence)]).forks), "a plan with forks does not advance"
-    sequence.append(UNKNOWN)
-    assert isinstance(batch.write([chunk(sequence)]), NextTokens)
+    sample.output.tokens.append(UNKNOWN)
+    assert not len(changes(batch, [chunk(sample)]).forks), "a plan with forks does not advance"
+    sample.output.tokens.append(UNKNOWN)
+    assert isinstance(batch.write([chunk(sample)]), NextTokens)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +193,7 @@ def test_a_block_that_replaces_a_shared_one_is_sent_once_and_never_with_next_tok
     ],
 )
 def test_tokens_are_counted_for_penalties_alone(params: dict[str, float], counts: dict[int, int] | None) -> None:
-    sequence = running(**params)
-    sequence.output = [20, 10, 20]
-    found = count_tokens(sequence)
+    sample = running(**params)
+    sample.output.tokens = [20, 10, 20]
+    found = count_tokens(sample)
     assert (found and dict(zip(*(column.tolist() for column in found.columns()), strict=True))) == counts

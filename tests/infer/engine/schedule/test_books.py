@@ -8,27 +8,28 @@ import pytest
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.engine.schedule.books import CacheBooks, EngineBooks, EngineLoad, EngineTotals
 from tk.infer.engine.schedule.costs.activity import Activity
-from tk.infer.engine.schedule.samples.sequence import Sequence
+from tk.infer.engine.schedule.samples.sample import Sample
 from tk.infer.engine.schedule.scheduler import Scheduler
 from tk.infer.engine.schedule.waiting.limits import Limits
 from tk.proto.v1 import generation_pb2 as pb
+from tk.tests.infer.engine.schedule.new_sample import new_sample
 
 BLOCK, NUM_BLOCKS = 4, 32
 
 
-def make(arrival: int, num_prompt: int) -> Sequence:
+def make(arrival: int, num_prompt: int) -> Sample:
     prompt = tuple(range(num_prompt))
     params, length = SamplingParams(), num_prompt + 9
-    return Sequence(f"r{arrival}", 0, arrival, params, 0, prompt, length, root=b"root")
+    return new_sample(arrival, prompt, length, params, root=b"root")
 
 
 def step(policy: Scheduler) -> None:
     chunks = policy.schedule()
-    lasts = [chunk.sequence for chunk in chunks if chunk.is_last]
+    lasts = [chunk.sample for chunk in chunks if chunk.is_last]
     for chunk in chunks:
         policy.advance(chunk)
-    for sequence in lasts:
-        sequence.append(0)
+    for sample in lasts:
+        sample.output.tokens.append(0)
     policy.observe(chunks, 0.01)
     for _ in lasts:
         policy.activity.new_token()
@@ -44,8 +45,8 @@ def test_the_load_follows_a_request_through_the_engine() -> None:
     policy, books = make_books()
     assert books.load() == EngineLoad(blocks_total=NUM_BLOCKS, blocks_free=NUM_BLOCKS)
     first, second, third = make(0, 16), make(1, 16), make(2, 16)
-    for sequence in (first, second, third):
-        policy.add([sequence])
+    for sample in (first, second, third):
+        policy.add([sample])
     load = books.load()
     assert (load.running, load.waiting, load.queued_tokens, load.blocks_used) == (0, 3, 48, 0)
     step(policy)
@@ -80,26 +81,26 @@ def test_a_flushed_cache_is_free_and_finds_nothing_while_running_sequences_keep_
     step(policy)
     assert running.num_computed == 16
     assert books.check_cache() == CacheBooks(total=NUM_BLOCKS, used=4, cached=1, free=NUM_BLOCKS - 5)
-    held = list(running.blocks)
+    held = list(running.table.blocks)
     assert books.flush_prefix_cache() == 1
-    assert running.blocks == held
+    assert running.table.blocks == held
     later = make(2, 16)
     policy.add([later])
     step(policy)
     assert later.num_computed < 16, "its prompt is computed anew"
-    assert not set(later.blocks) & set(held)
+    assert not set(later.table.blocks) & set(held)
     while policy.num_live:
         step(policy)
-        for sequence in [each for each in policy.running if each.num_tokens == each.max_tokens]:
-            policy.finish(sequence)
+        for sample in [each for each in policy.running if each.num_tokens == each.output.max_tokens]:
+            policy.finish(sample)
         assert books.check_cache().problems == ()
     assert books.check_cache().leaked == 0
 
 
 def test_a_leaked_block_is_counted_and_named() -> None:
     policy, books = make_books()
-    sequence = make(0, 16)
-    policy.add([sequence])
+    sample = make(0, 16)
+    policy.add([sample])
     step(policy)
     [lost] = policy.allocator.allocate(1)
     report = books.check_cache()
@@ -122,8 +123,8 @@ def test_the_fields_are_those_of_the_wire() -> None:
 
 def test_a_slow_step_is_logged_with_its_size(caplog: pytest.LogCaptureFixture) -> None:
     policy = Scheduler(Limits(2, 9, 8, 64, slow_step_seconds=0.05), NUM_BLOCKS, BLOCK)
-    for sequence in (make(0, 16), make(1, 16)):
-        policy.add([sequence])
+    for sample in (make(0, 16), make(1, 16)):
+        policy.add([sample])
     chunks = policy.schedule()
     policy.observe(chunks, 0.05)
     assert caplog.messages == []

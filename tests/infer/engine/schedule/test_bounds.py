@@ -5,21 +5,19 @@ import random
 import pytest
 
 from tk.core.errors import DeadlinePassed, Overloaded
-from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.engine.schedule.costs.cost import StepSize
-from tk.infer.engine.schedule.samples.sequence import Sequence, Status
+from tk.infer.engine.schedule.samples.sample import Sample, Status
 from tk.infer.engine.schedule.scheduler import Scheduler
 from tk.infer.engine.schedule.waiting.limits import Limits
+from tk.tests.infer.engine.schedule.new_sample import new_sample
 
 
 def seconds(size: StepSize) -> float:
     return 0.002 + 1e-4 * size.num_tokens + 1e-7 * size.num_keys
 
 
-def make(arrival: int, num_prompt: int, num_new: int = 4, deadline: float | None = None) -> Sequence:
-    return Sequence(
-        f"r{arrival}", 0, arrival, SamplingParams(), 0, [arrival] * num_prompt, num_prompt + num_new, deadline=deadline
-    )
+def make(arrival: int, num_prompt: int, num_new: int = 4, deadline: float | None = None) -> Sample:
+    return new_sample(arrival, [arrival] * num_prompt, num_prompt + num_new, deadline=deadline)
 
 
 def measured(max_step_seconds: float | None = None, max_running: int = 8) -> Scheduler:
@@ -38,9 +36,9 @@ def step(policy: Scheduler, factor: float = 1.0) -> float:
         last = chunk.is_last
         policy.advance(chunk)
         if last:
-            chunk.sequence.append(0)
-            if chunk.sequence.num_tokens == chunk.sequence.max_tokens:
-                policy.finish(chunk.sequence)
+            chunk.sample.output.tokens.append(0)
+            if chunk.sample.num_tokens == chunk.sample.output.max_tokens:
+                policy.finish(chunk.sample)
     policy.observe(chunks, factor * seconds(size))
     policy.check_integrity()
     return factor * seconds(size)
@@ -121,15 +119,15 @@ def test_one_whose_time_has_become_too_short_ends_without_a_block() -> None:
     assert policy.expire(0.1) == []
     used = policy.allocator.num_used
     assert policy.expire(1.7) == [late]
-    assert (late.status, late.blocks, policy.allocator.num_used) == (Status.FINISHED, [], used)
+    assert (late.status, late.table.blocks, policy.allocator.num_used) == (Status.FINISHED, [], used)
     assert policy.expire(1.7) == []
 
 
 def test_a_deadline_ends_a_sequence_in_any_state() -> None:
     policy = measured(max_running=1)
     running, waiting, free = make(0, 16, 50, deadline=5.0), make(1, 16, 50, deadline=5.0), make(2, 16, 50)
-    for sequence in (running, waiting, free):
-        policy.add([sequence], now=0.0)
+    for sample in (running, waiting, free):
+        policy.add([sample], now=0.0)
     step(policy)
     assert running.status is Status.RUNNING
     assert set(policy.expire(5.0)) == {running, waiting}

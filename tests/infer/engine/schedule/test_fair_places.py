@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tk.infer.engine.schedule.samples.sequence import Status
+from tk.infer.engine.schedule.samples.sample import Status
 from tk.infer.engine.schedule.waiting.limits import Limits
 from tk.tests.infer.engine.schedule.simulated_server import Caller, Server, jain
 

@@ -23,7 +23,7 @@ from tk.infer.engine.request.events import (
 from tk.infer.engine.request.request import Request
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.engine.schedule.live_request import LiveRequest, Served, has_candidates
-from tk.infer.engine.schedule.samples.scheduled_chunk import ScheduledChunk
+from tk.infer.engine.schedule.samples.sample import ScheduledChunk
 from tk.infer.engine.step.step_plan import SamplerOutput
 
 SERVED = Served(
@@ -58,19 +58,19 @@ def chosen(token: int) -> SamplerOutput:
 
 def step(request: LiveRequest, token: int, index: int = 0) -> bool:
     """Computes all known tokens of a sample and chooses a token; returns whether the sample is complete."""
-    sequence = request.sequences[index]
-    assert request.want(ScheduledChunk(sequence, 0, sequence.num_tokens), 0) == []
-    sequence.append(-1)
-    return request.take(sequence, sequence.num_tokens - 1, chosen(token), 0)
+    sample = request.samples[index]
+    assert request.want(ScheduledChunk(sample, 0, sample.num_tokens), 0) == []
+    sample.output.tokens.append(-1)
+    return request.take(sample, sample.num_tokens - 1, chosen(token), 0)
 
 
 def test_samples_share_all_but_their_index() -> None:
     request = live(n=3, max_new_tokens=5)
-    assert [sequence.index for sequence in request.sequences] == [0, 1, 2]
-    for sequence in request.sequences:
-        assert (sequence.tokens(0, 9), sequence.num_prompt, sequence.max_tokens) == ([1, 2, 3], 3, 8)
-        assert (sequence.arrival, sequence.seed, sequence.priority) == (4, 77, 2)
-        assert sequence.prompt is request.request.prompt
+    assert [sample.index for sample in request.samples] == [0, 1, 2]
+    for sample in request.samples:
+        assert (sample.tokens(0, 9), sample.num_prompt, sample.output.max_tokens) == ([1, 2, 3], 3, 8)
+        assert (sample.arrival, sample.seed, sample.request.priority) == (4, 77, 2)
+        assert sample.request.prompt is request.request.prompt
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_constraint_chooses_among_candidates_where_the_mask_would_change_nothi
     options: dict[str, Any], expected: bool
 ) -> None:
     assert has_candidates(SamplingParams(regex="a", **options)) is expected
-    assert [sequence.is_asked for sequence in live(**options).sequences] == [False], "it has no constraint"
+    assert [sample.output.has_candidates for sample in live(**options).samples] == [False], "it has no constraint"
 
 
 def test_samples_take_no_memory_for_the_prompt() -> None:
@@ -102,34 +102,34 @@ def test_samples_take_no_memory_for_the_prompt() -> None:
         LiveRequest(one, 0, 0, served, print)
         alone = tracemalloc.get_traced_memory()[1]
         tracemalloc.clear_traces()
-        sequences = LiveRequest(many, 0, 0, served, print).sequences
+        samples = LiveRequest(many, 0, 0, served, print).samples
         assert tracemalloc.get_traced_memory()[1] - alone < 200_000, "a list of the tokens has 8 MB"
     finally:
         tracemalloc.stop()
-    for token, sequence in enumerate(sequences):
-        sequence.append(token)
-    assert [sequence.tokens(999_999, 1_000_001) for sequence in sequences] == [[5, token] for token in range(16)]
+    for token, sample in enumerate(samples):
+        sample.output.tokens.append(token)
+    assert [sample.tokens(999_999, 1_000_001) for sample in samples] == [[5, token] for token in range(16)]
 
 
 @pytest.mark.parametrize(("num_prompt", "max_tokens"), [(3, 20), (19, 20), (20, 21), (25, 26)])
 def test_without_a_limit_the_models_length_is_used(num_prompt: int, max_tokens: int) -> None:
     request = live(prompt=(1,) * num_prompt)
-    assert request.sequences[0].max_tokens == max_tokens, "a prompt that leaves no room is refused as too long"
+    assert request.samples[0].output.max_tokens == max_tokens, "a prompt that leaves no room is refused as too long"
 
 
 def test_the_prompt_is_scored_where_that_was_asked_for() -> None:
     events: list[Event] = []
     request = live(events, prompt_logprobs=1, max_new_tokens=1)
-    sequence = request.sequences[0]
-    rows = [*request.want(ScheduledChunk(sequence, 0, 2), 10), *request.want(ScheduledChunk(sequence, 2, 1), 30)]
+    sample = request.samples[0]
+    rows = [*request.want(ScheduledChunk(sample, 0, 2), 10), *request.want(ScheduledChunk(sample, 2, 1), 30)]
     assert [(row.token, row.target, row.num_top) for row in rows] == [(10, 2, 1), (11, 3, 1)]
-    assert request.want(ScheduledChunk(sequence, 0, 3), 10) == [], "after a preemption"
+    assert request.want(ScheduledChunk(sample, 0, 3), 10) == [], "after a preemption"
     request.deliver()
     assert events == [], "a request starts with the scores of its prompt"
     for row, token in zip(rows, (2, 3), strict=True):
         request.score(row, chosen(token), 0)
-    sequence.append(-1)
-    request.take(sequence, 3, chosen(5), 0)
+    sample.output.tokens.append(-1)
+    request.take(sample, 3, chosen(5), 0)
     request.deliver()
     top = (TopLogprob(8, -0.25, b""),)
     scores = (TokenLogprob(1, None, 0, b""), TokenLogprob(2, -0.5, 2, b"", top), TokenLogprob(3, -0.5, 2, b"", top))
@@ -141,14 +141,14 @@ def test_scores_of_a_long_prompt_are_sent_as_they_are_computed() -> None:
     prompt = tuple(range(700))
     request = Request(prompt, SamplingParams(prompt_logprobs=0, max_new_tokens=1), "r")
     long = LiveRequest(request, 0, 77, replace(SERVED, max_model_len=1000, step=12), events.append)
-    sequence, seen = long.sequences[0], []
+    sample, seen = long.samples[0], []
     for start in range(0, 700, 100):
-        for row in long.want(ScheduledChunk(sequence, start, 100), 0):
+        for row in long.want(ScheduledChunk(sample, start, 100), 0):
             long.score(row, chosen(row.target), 0)
         long.deliver()
         seen.append(len(events))
-    sequence.append(-1)
-    long.take(sequence, 700, chosen(5), 0)
+    sample.output.tokens.append(-1)
+    long.take(sample, 700, chosen(5), 0)
     long.deliver()
     begin, second, third, *rest = events
     assert seen == [0, 0, 1, 1, 1, 2, 2], "each as soon as it has 256 entries"

@@ -5,16 +5,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.engine.schedule.batch_writer import BatchWriter
 from tk.infer.engine.schedule.costs.row_cost import RowCost
 from tk.infer.engine.schedule.proposals import choose_proposals, least_chance, worthwhile
-from tk.infer.engine.schedule.samples.scheduled_chunk import ScheduledChunk
-from tk.infer.engine.schedule.samples.sequence import UNKNOWN, Sequence
-from tk.infer.engine.schedule.samples.speculation import Speculation
+from tk.infer.engine.schedule.samples.proposer import Proposer
+from tk.infer.engine.schedule.samples.sample import UNKNOWN, Sample, ScheduledChunk
 from tk.infer.engine.schedule.scheduler import Scheduler
 from tk.infer.engine.schedule.waiting.limits import Limits
 from tk.infer.engine.step.step_message import NextTokens
+from tk.tests.infer.engine.schedule.new_sample import new_sample
 
 # Milliseconds of SmolLM2-135M on two cores with AVX2: groups of 6 rows, then products take the time.
 MEASURED = RowCost(
@@ -66,21 +65,20 @@ def test_rows_of_prompts_are_not_paid_by_proposals() -> None:
 
 @dataclass
 class Decoding:
-    """A scheduler whose sequences decode given texts."""
+    """A scheduler whose samples decode given texts."""
 
     texts: list[list[int]]
     cost: RowCost
     num_prompt: int = 1
     widths: list[int] = field(default_factory=list)  # of the steps, in tokens
 
-    def run(self) -> list[Sequence]:
+    def run(self) -> list[Sample]:
         policy = Scheduler(Limits(len(self.texts), 0, 2000, 2000), 2000, 16)
         policy.row_cost = self.cost
-        sequences = [
-            Sequence(str(i), 0, i, SamplingParams(), 0, text[: self.num_prompt], len(text), speculation=Speculation(8))
-            for i, text in enumerate(self.texts)
+        samples = [
+            new_sample(i, text[: self.num_prompt], len(text), proposer=Proposer(8)) for i, text in enumerate(self.texts)
         ]
-        policy.add(sequences)
+        policy.add(samples)
         while policy.num_live:
             chunks = policy.schedule()
             self.widths.append(sum(chunk.length for chunk in chunks))
@@ -89,19 +87,19 @@ class Decoding:
                 policy.advance(chunk)
                 if is_last:
                     self._take(policy, chunk)
-        return sequences
+        return samples
 
     def _take(self, policy: Scheduler, chunk: ScheduledChunk) -> None:
-        sequence = chunk.sequence
-        text = self.texts[sequence.arrival]
-        sequence.append(text[sequence.num_tokens])
+        sample = chunk.sample
+        text = self.texts[sample.arrival]
+        sample.output.tokens.append(text[sample.num_tokens])
         for proposal in chunk.proposals:
-            if sequence.output[-1] != proposal or sequence.num_tokens == len(text):
+            if sample.output.tokens[-1] != proposal or sample.num_tokens == len(text):
                 break
-            policy.accept(sequence)
-            sequence.output[-1] = text[sequence.num_tokens - 1]
-        if sequence.num_tokens == len(text):
-            policy.finish(sequence)
+            policy.accept(sample)
+            sample.output.tokens[-1] = text[sample.num_tokens - 1]
+        if sample.num_tokens == len(text):
+            policy.finish(sample)
 
 
 LOOP = list(range(10, 30)) * 8
@@ -116,47 +114,47 @@ NOISE = random.Random(1).choices(
 def test_a_batch_that_is_wide_or_does_not_repeat_stops_proposing(
     width: int, text: list[int], most: int, least: int
 ) -> None:
-    for sequence in Decoding([text] * width, MEASURED).run():
-        assert least <= sequence.num_proposed <= most
-        assert sequence.output == text[1:]
+    for sample in Decoding([text] * width, MEASURED).run():
+        assert least <= sample.output.num_proposed <= most
+        assert sample.output.tokens == text[1:]
 
 
 def test_those_that_repeat_are_proposed_beside_those_that_do_not() -> None:
     *noise, loop = Decoding([NOISE, NOISE, NOISE, LOOP], MEASURED).run()
-    assert loop.num_accepted > 60
-    assert sum(sequence.num_proposed for sequence in noise) < 40
+    assert loop.output.num_accepted > 60
+    assert sum(sample.output.num_proposed for sample in noise) < 40
 
 
 def test_a_batch_that_becomes_narrow_proposes_again() -> None:
     short, *_, loop = Decoding([NOISE[:50]] * 31 + [LOOP], MEASURED).run()
-    assert short.num_proposed == 0
-    assert loop.num_accepted > 60
+    assert short.output.num_proposed == 0
+    assert loop.output.num_accepted > 60
 
 
 def test_sequences_in_a_wide_batch_need_not_read_their_tokens() -> None:
-    sequence = Sequence("", 0, 0, SamplingParams(), 0, [1, 2, 3] * 20, 100, speculation=Speculation(8))
-    assert choose_proposals([sequence] * 32, 32, MEASURED, 0.05) == {}
-    assert sequence.speculation is not None
-    assert len(sequence.speculation) == 0
-    assert choose_proposals([sequence], 1, MEASURED, 0.05)[sequence] == [1, 2, 3, 1, 2]
-    sequence.speculation = None
-    assert choose_proposals([sequence], 1, MEASURED, 0.05) == {}
+    sample = new_sample(0, [1, 2, 3] * 20, 100, proposer=Proposer(8))
+    assert choose_proposals([sample] * 32, 32, MEASURED, 0.05) == {}
+    assert sample.proposer is not None
+    assert len(sample.proposer) == 0
+    assert choose_proposals([sample], 1, MEASURED, 0.05)[sample] == [1, 2, 3, 1, 2]
+    sample.proposer = None
+    assert choose_proposals([sample], 1, MEASURED, 0.05) == {}
 
 
 @pytest.mark.parametrize("cost", [MEASURED, FLAT])
 def test_steps_without_proposals_just_go_on(cost: RowCost) -> None:
-    policy, writer = Scheduler(Limits(4, 0, 64, 64), 16, 16), BatchWriter(4, lambda sequence: ())
+    policy, writer = Scheduler(Limits(4, 0, 64, 64), 16, 16), BatchWriter(4, lambda sample: ())
     policy.row_cost = cost
-    sequences = [Sequence(str(i), 0, i, SamplingParams(), 0, [i], 20, speculation=Speculation(8)) for i in range(4)]
-    policy.add(sequences)
+    samples = [new_sample(i, [i], 20, proposer=Proposer(8)) for i in range(4)]
+    policy.add(samples)
     messages = []
     for step in range(12):
         chunks = policy.schedule()
         messages.append(writer.write(chunks))
         for chunk in chunks:
             policy.advance(chunk)
-            if chunk.sequence.output:
-                chunk.sequence.output[-1] = 100 * chunk.sequence.arrival + step
-            chunk.sequence.append(UNKNOWN)
+            if chunk.sample.output.tokens:
+                chunk.sample.output.tokens[-1] = 100 * chunk.sample.arrival + step
+            chunk.sample.output.tokens.append(UNKNOWN)
     assert [isinstance(message, NextTokens) for message in messages[-6:]] == [True] * 6
-    assert all(sequence.num_proposed == 0 and sequence.num_new > 6 for sequence in sequences)
+    assert all(sample.output.num_proposed == 0 and sample.num_new > 6 for sample in samples)

@@ -8,28 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tk.core.errors import Overloaded, PromptTooLong
-from tk.infer.engine.request.sampling_params import SamplingParams
-from tk.infer.engine.schedule.samples.scheduled_chunk import ScheduledChunk
-from tk.infer.engine.schedule.samples.sequence import Sequence, Status
+from tk.infer.engine.schedule.samples.sample import Sample, ScheduledChunk, Status
 from tk.infer.engine.schedule.scheduler import Scheduler
 from tk.infer.engine.schedule.waiting.limits import Limits
 from tk.tests.example_counts import examples
+from tk.tests.infer.engine.schedule.new_sample import new_sample
 
 BLOCK = 4
 
 
-def make(arrival: int, num_prompt: int, num_new: int, **options: Any) -> Sequence:
-    """A sequence; `options` are fields of Sequence."""
-    return Sequence(
-        request_id=f"r{arrival}",
-        index=0,
-        arrival=arrival,
-        params=SamplingParams(),
-        seed=0,
-        prompt=range(num_prompt),
-        max_tokens=num_prompt + num_new,
-        **options,
-    )
+def make(arrival: int, num_prompt: int, num_new: int, **options: Any) -> Sample:
+    """A sample; `options` are fields of Sample."""
+    return new_sample(arrival, range(num_prompt), num_prompt + num_new, **options)
 
 
 def scheduler(num_blocks: int = 8, max_running: int = 4, max_queued: int = 100, budget: int = 8) -> Scheduler:
@@ -37,21 +27,21 @@ def scheduler(num_blocks: int = 8, max_running: int = 4, max_queued: int = 100, 
 
 
 def compute(policy: Scheduler) -> tuple[ScheduledChunk, ...]:
-    """Carries out one step: every sequence that reaches its end gets a token, complete ones leave."""
+    """Carries out one step: every sample that reaches its end gets a token, complete ones leave."""
     chunks = policy.schedule()
     policy.check_integrity()
     assert sum(chunk.length for chunk in chunks) <= policy.limits.max_batched_tokens
     for chunk in chunks:
-        assert chunk.start == chunk.sequence.num_computed
+        assert chunk.start == chunk.sample.num_computed
         assert chunk.length >= 1
-        assert (chunk.start + chunk.length) <= len(chunk.sequence.blocks) * BLOCK
+        assert (chunk.start + chunk.length) <= len(chunk.sample.table.blocks) * BLOCK
     for chunk in chunks:
         last = chunk.is_last
         assert policy.advance(chunk)
         if last:
-            chunk.sequence.append(0)
-            if chunk.sequence.num_tokens == chunk.sequence.max_tokens:
-                policy.finish(chunk.sequence)
+            chunk.sample.output.tokens.append(0)
+            if chunk.sample.num_tokens == chunk.sample.output.max_tokens:
+                policy.finish(chunk.sample)
     policy.check_integrity()
     return chunks
 
@@ -67,7 +57,7 @@ def test_any_history_keeps_the_books_and_ends(seed: int, num_blocks: int, max_ru
     choose = random.Random(seed)
     policy = scheduler(num_blocks, max_running, budget=budget)
     capacity = num_blocks * BLOCK
-    alive: list[Sequence] = []
+    alive: list[Sample] = []
     for now in range(60):
         for _ in range(choose.choice((0, 0, 1, 3))):
             num_prompt = choose.randint(1, capacity - 1)
@@ -86,7 +76,7 @@ def test_any_history_keeps_the_books_and_ends(seed: int, num_blocks: int, max_ru
         assert compute(policy), "a sequence is live and nothing is computed"
         steps += 1
         assert steps < 60 * 3 * capacity * 4, "the queue does not drain"
-    assert all(sequence.status is Status.FINISHED for sequence in alive)
+    assert all(sample.status is Status.FINISHED for sample in alive)
     assert policy.allocator.num_available == num_blocks
 
 
@@ -94,14 +84,14 @@ def test_any_history_keeps_the_books_and_ends(seed: int, num_blocks: int, max_ru
 @given(sizes=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 12)), min_size=2, max_size=12))
 def test_first_come_first_served(sizes: list[tuple[int, int]]) -> None:
     policy = scheduler()
-    sequences = [make(i, prompt, new) for i, (prompt, new) in enumerate(sizes)]
-    for sequence in sequences:
-        policy.add([sequence])
+    samples = [make(i, prompt, new) for i, (prompt, new) in enumerate(sizes)]
+    for sample in samples:
+        policy.add([sample])
     begun: list[int] = []
     while policy.num_live:
         for chunk in compute(policy):
-            if chunk.sequence.arrival not in begun:
-                begun.append(chunk.sequence.arrival)
+            if chunk.sample.arrival not in begun:
+                begun.append(chunk.sample.arrival)
     assert begun == sorted(begun)
 
 
@@ -112,7 +102,7 @@ def test_a_long_prompt_is_cut_and_does_not_hold_up_decoding() -> None:
     policy.add([long])
     lengths = []
     for _ in range(7):
-        chunks = {chunk.sequence: chunk.length for chunk in compute(policy)}
+        chunks = {chunk.sample: chunk.length for chunk in compute(policy)}
         assert chunks.get(short), "the short one waits for the long one"
         lengths.append(chunks.get(long, 0))
     assert lengths == [4, 5, 5, 5, 5, 5, 1]
@@ -123,17 +113,17 @@ def test_priority_goes_first_and_the_last_is_preempted() -> None:
     low, high = make(0, 4, 8, priority=0), make(1, 4, 8, priority=1)
     policy.add([low])
     policy.add([high])
-    assert [chunk.sequence for chunk in compute(policy)] == [high, low]
+    assert [chunk.sample for chunk in compute(policy)] == [high, low]
     while not low.preemptions and policy.num_live:
         compute(policy)
     assert high.status is Status.RUNNING
-    assert (low.status, low.blocks, low.num_computed) == (Status.WAITING, [], 0)
+    assert (low.status, low.table.blocks, low.num_computed) == (Status.WAITING, [], 0)
     assert policy.allocator.num_cached == 1, "its last block was taken, and the others can be found"
-    known = list(low.output)
+    known = list(low.output.tokens)
     while policy.num_live:
         compute(policy)
     assert high.preemptions == 0
-    assert low.output[: len(known)] == known
+    assert low.output.tokens[: len(known)] == known
     assert low.num_new == 8
 
 
@@ -162,11 +152,11 @@ def test_a_full_queue_refuses_all_samples_or_none() -> None:
 
 def test_a_chunk_of_a_finished_sequence_counts_for_nothing() -> None:
     policy = scheduler()
-    sequence = make(0, 3, 3)
-    policy.add([sequence])
+    sample = make(0, 3, 3)
+    policy.add([sample])
     (chunk,) = policy.schedule()
-    policy.finish(sequence)
+    policy.finish(sample)
     assert not policy.advance(chunk)
     assert policy.allocator.num_available == 8
-    policy.finish(sequence)
+    policy.finish(sample)
     policy.check_integrity()

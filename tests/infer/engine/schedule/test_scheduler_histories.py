@@ -9,11 +9,11 @@ import pytest
 
 from tk.core.errors import DeadlinePassed, Overloaded
 from tk.core.integers import ceil_div
-from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.engine.schedule.costs.cost import StepSize
-from tk.infer.engine.schedule.samples.sequence import Sequence, Status
+from tk.infer.engine.schedule.samples.sample import Sample, Status
 from tk.infer.engine.schedule.scheduler import Scheduler
 from tk.infer.engine.schedule.waiting.limits import Limits
+from tk.tests.infer.engine.schedule.new_sample import new_sample
 
 BLOCK = 4
 NUM_STEPS = 1500
@@ -28,11 +28,11 @@ PLANS_ALONE: Final = (
 
 @dataclass
 class World:
-    """A scheduler, the sequences that it was given, and a clock that its steps move."""
+    """A scheduler, the samples that it was given, and a clock that its steps move."""
 
     seed: int
     principals: tuple[str, ...] = ("a", "a", "b", "c")
-    sequences: list[Sequence] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
     now: float = 0.0
     num_refused: int = 0
     plans: list[tuple[int, ...]] = field(default_factory=list)
@@ -43,7 +43,7 @@ class World:
         max_running = self.choose.randint(1, 6)
         bound = self.choose.choice((None, 0.004, 0.02))
         limits = Limits(max_running, 30, self.choose.randint(max_running, 24), self.num_blocks * BLOCK, bound)
-        # every second world has twins: the first block and the one that is filled of each sequence, and a step's
+        # every second world has twins: the first block and the one that is filled of each sample, and a step's
         num_twins = 3 * max_running + ceil_div(limits.max_batched_tokens, BLOCK) if self.seed % 2 else 0
         self.policy = Scheduler(limits, self.num_blocks, BLOCK, num_twins)
 
@@ -51,57 +51,58 @@ class World:
         """Submits a request of up to 3 samples, which may be refused."""
         choose, capacity = self.choose, self.num_blocks * BLOCK
         num_prompt = choose.randint(1, capacity - 1)
-        new = [
-            Sequence(
-                request_id=f"r{len(self.sequences)}",
-                index=index,
-                arrival=len(self.sequences),
-                params=SamplingParams(),
-                seed=0,
-                prompt=[0] * num_prompt,
-                max_tokens=choose.randint(num_prompt + 1, capacity),
-            )
-            for index in range(choose.choice((1, 1, 1, 3)))
-        ]
+        longest = [choose.randint(num_prompt + 1, capacity) for _ in range(choose.choice((1, 1, 1, 3)))]
         priority, principal = choose.randint(-1, 1), choose.choice(self.principals)
         deadline = self.now + choose.uniform(-0.01, 1.0) if choose.random() < 0.2 else None
-        for sequence in new:
-            sequence.priority, sequence.principal, sequence.deadline = priority, principal, deadline
-            sequence.weight = {"a": 1.0, "b": 2.0, "c": 0.25}[principal]
+        weight = {"a": 1.0, "b": 2.0, "c": 0.25}[principal]
+        new = [
+            new_sample(
+                len(self.samples),
+                [0] * num_prompt,
+                most,
+                index=index,
+                priority=priority,
+                principal=principal,
+                deadline=deadline,
+                weight=weight,
+            )
+            for index, most in enumerate(longest)
+        ]
         try:
             self.policy.add(new, self.now)
         except (DeadlinePassed, Overloaded):
             self.num_refused += 1
         else:
-            self.sequences += new
+            self.samples += new
 
     def step(self) -> int:
         """Carries out one step and checks it; returns its number of tokens."""
         policy = self.policy
-        for sequence in policy.expire(self.now):
-            assert sequence.status is Status.FINISHED
+        for sample in policy.expire(self.now):
+            assert sample.status is Status.FINISHED
         chunks = policy.schedule()
         policy.check_integrity()
-        self.plans.append(tuple(n for c in chunks for n in (*c.sequence.order, c.start, c.length)))
+        self.plans.append(tuple(n for c in chunks for n in (*c.sample.order, c.start, c.length)))
         size = StepSize()
         for chunk in chunks:
-            assert chunk.start == chunk.sequence.num_computed
-            assert 1 <= chunk.length <= chunk.sequence.num_uncomputed
-            assert chunk.start + chunk.length <= len(chunk.sequence.blocks) * BLOCK
+            assert chunk.start == chunk.sample.num_computed
+            assert 1 <= chunk.length <= chunk.sample.num_uncomputed
+            assert chunk.start + chunk.length <= len(chunk.sample.table.blocks) * BLOCK
             size = size.plus(chunk.start, chunk.length)
-        assert len({chunk.sequence for chunk in chunks}) == len(chunks)
+        assert len({chunk.sample for chunk in chunks}) == len(chunks)
         assert size.num_tokens <= policy.limits.max_batched_tokens
         assert bool(chunks) == bool(policy.num_live)
-        computed = {chunk.sequence for chunk in chunks}
-        first = {s.principal: s for s in reversed(policy.running) if s.priority == policy.running[0].priority}
+        computed = {chunk.sample for chunk in chunks}
+        same = [s for s in policy.running if s.request.priority == policy.running[0].request.priority]
+        first = {s.request.principal: s for s in reversed(same)}
         assert not first or computed & set(first.values()), "a principal's oldest of the highest priority goes on"
         for chunk in chunks:
             last = chunk.is_last
             assert policy.advance(chunk)
             if last:
-                chunk.sequence.append(0)
-                if chunk.sequence.num_tokens == chunk.sequence.max_tokens:
-                    policy.finish(chunk.sequence)
+                chunk.sample.output.tokens.append(0)
+                if chunk.sample.num_tokens == chunk.sample.output.max_tokens:
+                    policy.finish(chunk.sample)
         seconds = 1e-3 + 2e-4 * size.num_tokens + 1e-6 * size.num_keys
         policy.observe(chunks, seconds)
         self.now += seconds
@@ -122,16 +123,16 @@ def test_thousands_of_steps_leak_nothing_and_everything_ends(seed: int) -> None:
         if live and choose.random() < 0.05:
             world.policy.finish(choose.choice(live))
         world.step()
-    work = sum(s.max_tokens for s in (*world.policy.running, *world.policy.waiting))
+    work = sum(s.output.max_tokens for s in (*world.policy.running, *world.policy.waiting))
     steps = 0
     while world.policy.num_live:
         assert world.step(), "a sequence is live and nothing is computed"
         steps += 1
         assert steps < 50 * work, "the queue does not drain"
-    assert all(sequence.status is Status.FINISHED for sequence in world.sequences)
-    assert all(not sequence.blocks for sequence in world.sequences)
+    assert all(sample.status is Status.FINISHED for sample in world.samples)
+    assert all(not sample.table.blocks for sample in world.samples)
     assert world.policy.allocator.num_available == world.num_blocks
-    assert sum(sequence.preemptions for sequence in world.sequences) > 0 or world.policy.limits.max_running == 1
+    assert sum(sample.preemptions for sample in world.samples) > 0 or world.policy.limits.max_running == 1
     assert world.num_refused > 0
 
 
@@ -151,7 +152,7 @@ def test_the_oldest_of_a_stream_that_never_ends_is_served(seed: int) -> None:
     world = World(seed)
     policy = world.policy
     capacity = world.num_blocks * BLOCK
-    victim = Sequence("victim", 0, 0, SamplingParams(), 0, [0] * (capacity - 4), capacity)
+    victim = new_sample(0, [0] * (capacity - 4), capacity)
     arrival = 0
     for number in range(200 * capacity):
         if number == 20:
@@ -160,7 +161,7 @@ def test_the_oldest_of_a_stream_that_never_ends_is_served(seed: int) -> None:
         while len(policy.waiting) < (10 if number < 20 else 25):
             arrival += 1
             name = "" if seed % 2 or number < 20 else f"p{arrival}"
-            policy.add([Sequence(str(arrival), 0, arrival, SamplingParams(), 0, [0], 8, principal=name)])
+            policy.add([new_sample(arrival, [0], 8, principal=name)])
         world.step()
         if victim.status is Status.FINISHED:
             return

@@ -5,14 +5,15 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from tk.infer.engine.request.request import Request
 from tk.infer.engine.request.sampling_params import SamplingParams
-from tk.infer.engine.schedule.samples.sequence import Sequence
+from tk.infer.engine.schedule.samples.sample import Output, Sample
 from tk.infer.engine.schedule.scheduler import Scheduler
 from tk.infer.engine.schedule.waiting.limits import Limits
 
 
-class Counted(Sequence):
-    """A sequence that counts comparisons, which loops inside C functions make."""
+class Counted(Sample):
+    """A sample that counts comparisons, which loops inside C functions make."""
 
     comparisons = 0
 
@@ -23,14 +24,20 @@ class Counted(Sequence):
     __hash__ = object.__hash__
 
 
-def make(arrival: int) -> Sequence:
-    made = Counted(f"r{arrival}", 0, arrival, SamplingParams(), 0, [1] * 8, 12)
-    made.priority, made.principal, made.deadline = arrival % 3, f"p{arrival % 50}", 1e9 + arrival
-    return made
+def make(arrival: int) -> Sample:
+    request = Request(
+        (1,) * 8,
+        SamplingParams(),
+        f"r{arrival}",
+        priority=arrival % 3,
+        principal=f"p{arrival % 50}",
+        deadline=1e9 + arrival,
+    )
+    return Counted(request, 0, arrival, 0, Output(12))
 
 
 def count(action: Callable[[Any], Any], argument: object) -> int:
-    """The number of bytecode instructions, and of comparisons of sequences, of an action."""
+    """The number of bytecode instructions, and of comparisons of samples, of an action."""
     total = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -54,19 +61,19 @@ def step(policy: Scheduler) -> None:
         last = chunk.is_last
         policy.advance(chunk)
         if last:
-            chunk.sequence.append(0)
-            if chunk.sequence.num_tokens == chunk.sequence.max_tokens:
-                policy.finish(chunk.sequence)
+            chunk.sample.output.tokens.append(0)
+            if chunk.sample.num_tokens == chunk.sample.output.max_tokens:
+                policy.finish(chunk.sample)
 
 
 def work(num_waiting: int) -> tuple[int, int, int]:
     """The most instructions of a step, of a cancellation and of an arrival, with so many waiting."""
     policy = Scheduler(Limits(8, 1_000_000, 64, 64), 16, 4)
-    sequences = [make(i) for i in range(num_waiting)]
-    for sequence in sequences:
-        policy.add([sequence])
+    samples = [make(i) for i in range(num_waiting)]
+    for sample in samples:
+        policy.add([sample])
     steps = max(count(step, policy) for _ in range(40))
-    cancels = max(count(policy.finish, gone) for gone in sequences[num_waiting // 2 :: 97][:20])
+    cancels = max(count(policy.finish, gone) for gone in samples[num_waiting // 2 :: 97][:20])
     arrivals = max(count(policy.add, [make(new)]) for new in range(num_waiting, num_waiting + 20))
     return steps, cancels, arrivals
 

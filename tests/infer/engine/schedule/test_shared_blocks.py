@@ -1,4 +1,4 @@
-"""Shared blocks under long random histories over a simulated cache: all that a step reads is what its sequence wrote.
+"""Shared blocks under long random histories over a simulated cache: all that a step reads is what its sample wrote.
 
 A cell of the cache holds a hash of the root, and of all tokens up to its own, that a step made from the cell before. A
 block that is stale, overwritten, of another root or shared too early gives another hash.
@@ -14,17 +14,17 @@ import pytest
 
 from tk.core.errors import Overloaded
 from tk.core.integers import ceil_div
-from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.engine.schedule.batch_writer import BatchWriter
 from tk.infer.engine.schedule.costs.row_cost import RowCost
-from tk.infer.engine.schedule.samples.prefix_keys import BlockKey
-from tk.infer.engine.schedule.samples.sequence import UNKNOWN, Sequence, Status
-from tk.infer.engine.schedule.samples.speculation import Speculation
+from tk.infer.engine.schedule.samples.block_table import BlockKey, BlockTable
+from tk.infer.engine.schedule.samples.proposer import Proposer
+from tk.infer.engine.schedule.samples.sample import UNKNOWN, Sample, Status
 from tk.infer.engine.schedule.scheduler import Scheduler
 from tk.infer.engine.schedule.waiting.limits import Limits
 from tk.infer.engine.step.persistent_batch import PersistentBatch
 from tk.infer.engine.step.step_message import decode_message
 from tk.infer.engine.step.step_plan import StepPlan
+from tk.tests.infer.engine.schedule.new_sample import new_sample
 from tk.tests.infer.full_plan import Planned
 
 BLOCK = 4
@@ -32,7 +32,7 @@ VOCAB = 5
 
 
 def chain(root: bytes, tokens: list[int]) -> list[int]:
-    """The cells of a sequence."""
+    """The cells of a sample."""
     cells = [zlib.crc32(root)]  # the same in every process, unlike a hash of bytes
     for token in tokens:
         cells.append(hash((cells[-1], token)))
@@ -51,7 +51,7 @@ class World:
     twins: dict[int, int] = field(default_factory=dict)  # cells too
     twin_of: dict[int, int] = field(default_factory=dict)
     seen: Counter[str] = field(default_factory=Counter)
-    live: dict[Sequence, int] = field(default_factory=dict)  # and from where on its logits are wanted
+    live: dict[Sample, int] = field(default_factory=dict)  # and from where on its logits are wanted
     flights: list[tuple[bytes, list[Planned]]] = field(default_factory=list)
     num_arrivals: int = 0
 
@@ -60,11 +60,11 @@ class World:
         self.num_blocks = self.random.randint(8, 24)
         slots = self.random.randint(3, 8)
         limits = Limits(slots, 20, self.random.randint(slots, 24), self.num_blocks * BLOCK)
-        # The first block and the one that is filled of each sequence, and those that a step begins, as far as it can.
+        # The first block and the one that is filled of each sample, and those that a step begins, as far as it can.
         num_twins = 3 * slots + ceil_div(limits.max_batched_tokens, BLOCK) if self.has_twins else 0
         self.policy = Scheduler(limits, self.num_blocks, BLOCK, num_twins)
         self.policy.row_cost = RowCost({1: 1.0})
-        self.writer, self.batch = BatchWriter(slots, lambda sequence: ()), PersistentBatch(BLOCK)
+        self.writer, self.batch = BatchWriter(slots, lambda sample: ()), PersistentBatch(BLOCK)
         self.texts = [[self.random.randrange(VOCAB) for _ in range(40)] for _ in range(3)]
 
     def arrive(self) -> None:
@@ -77,48 +77,43 @@ class World:
         priority, longest = choose.choice((0, 0, 1)), choose.randint(len(prompt) + 1, capacity)
         self.num_arrivals += 1
         samples = [
-            Sequence(
-                request_id=f"r{self.num_arrivals}",
+            new_sample(
+                self.num_arrivals,
+                prompt,
+                min(longest, len(prompt) + 20),
                 index=index,
-                arrival=self.num_arrivals,
-                params=SamplingParams(),
-                seed=0,
-                prompt=prompt,
-                max_tokens=min(longest, len(prompt) + 20),
                 priority=priority,
-                root=root,
-                prompt_keys=keys,
-                is_private=choose.random() < 0.1,
-                max_reused=wanted,
-                speculation=Speculation(self.speculate) if self.speculate else None,
+                proposer=Proposer(self.speculate) if self.speculate else None,
             )
             for index in range(choose.choice((1, 1, 1, 3, 5)))
         ]
+        for sample in samples:
+            sample.table = BlockTable(root, choose.random() < 0.1, wanted, keys)
         try:
             self.policy.add(samples)
         except Overloaded:
             return
         self.live |= dict.fromkeys(samples, wanted)
 
-    def end(self, sequence: Sequence) -> None:
-        self.policy.finish(sequence)
-        self.writer.release(sequence)
-        self.seen["preemptions"] += sequence.preemptions
-        del self.live[sequence]
+    def end(self, sample: Sample) -> None:
+        self.policy.finish(sample)
+        self.writer.release(sample)
+        self.seen["preemptions"] += sample.preemptions
+        del self.live[sample]
 
     def step(self) -> bool:
         """Plans a step, and computes those that are due; returns whether there was anything to compute."""
         policy = self.policy
         while any(chunk.proposals for _, planned in self.flights for chunk in planned):
             self.compute(*self.flights.pop(0))
-        before = {sequence: sequence.num_computed for sequence in policy.running}
+        before = {sample: sample.num_computed for sample in policy.running}
         scheduled = policy.schedule()
         policy.check_integrity()
-        for sequence in policy.running:
-            if sequence not in before and sequence.num_computed:
+        for sample in policy.running:
+            if sample not in before and sample.num_computed:
                 self.seen["hits"] += 1
-                assert sequence.num_computed <= max(self.live[sequence], sequence.max_reused)
-        tables = Counter(block for sequence in policy.running for block in sequence.blocks)
+                assert sample.num_computed <= max(self.live[sample], sample.table.max_reused)
+        tables = Counter(block for sample in policy.running for block in sample.table.blocks)
         self.seen["shared"] += any(count > 1 for count in tables.values())
         chunks = [chunk for chunk in scheduled if self.writer.can_write(chunk)]
         if chunks:
@@ -127,7 +122,7 @@ class World:
             for chunk, plan in zip(chunks, planned, strict=True):
                 assert policy.advance(chunk)
                 if plan.samples:
-                    chunk.sequence.append(UNKNOWN)
+                    chunk.sample.output.tokens.append(UNKNOWN)
         policy.check_integrity()
         was_busy = bool(self.flights)
         while len(self.flights) > (self.ahead if chunks else 0):
@@ -139,19 +134,19 @@ class World:
         first, tokens = 0, []
         self.take_blocks(plan)
         for chunk, table in zip(planned, plan.block_tables.tolist(), strict=True):
-            sequence = chunk.sequence
+            sample = chunk.sample
             stop = chunk.stop + len(chunk.proposals)
             slots = [table[i // BLOCK] * BLOCK + i % BLOCK for i in range(stop)]
             for i in range(chunk.start, stop):
                 assert slots[i] == plan.slots[first + i - chunk.start]
-                cell = self.cells[slots[i - 1]] if i else zlib.crc32(sequence.root)
+                cell = self.cells[slots[i - 1]] if i else zlib.crc32(sample.table.root)
                 self.cells[slots[i]] = hash((cell, int(plan.tokens[first + i - chunk.start])))
                 if self.has_twins:
                     self.twins[self.twinned(slots[i])] = self.cells[slots[i]]
             first += stop - chunk.start
             found = [self.cells[slot] for slot in slots]
-            known = [*sequence.tokens(0, chunk.stop), *chunk.proposals]
-            assert found == chain(sequence.root, known), "a step reads what is not its own"
+            known = [*sample.tokens(0, chunk.stop), *chunk.proposals]
+            assert found == chain(sample.table.root, known), "a step reads what is not its own"
             near = range(stop) if self.has_twins else ()  # of the first block, and of each query's own
             for i in (i for i in near if i < BLOCK or i // BLOCK >= chunk.start // BLOCK):
                 assert self.twins[self.twinned(slots[i])] == found[i], "a twin is not of its block"
@@ -175,19 +170,19 @@ class World:
         return self.twin_of[slot // BLOCK] * BLOCK + slot % BLOCK
 
     def take(self, chunk: Planned, tokens: list[int]) -> None:
-        """Gives a sequence the tokens that were chosen after its last token and after its proposals."""
-        sequence = chunk.sequence
+        """Gives a sample the tokens that were chosen after its last token and after its proposals."""
+        sample = chunk.sample
         for i, token in enumerate(tokens):
-            place = chunk.stop + i - sequence.num_prompt
-            if i and (sequence.status is Status.FINISHED or sequence.output[place - 1] != chunk.proposals[i - 1]):
+            place = chunk.stop + i - sample.num_prompt
+            if i and (sample.status is Status.FINISHED or sample.output.tokens[place - 1] != chunk.proposals[i - 1]):
                 self.seen["rejected"] += 1
                 return
             if i:
-                self.policy.accept(sequence)
+                self.policy.accept(sample)
                 self.seen["accepted"] += 1
-            sequence.output[place] = token
-            if sequence.status is not Status.FINISHED and chunk.stop + i + 1 == sequence.max_tokens:
-                self.end(sequence)
+            sample.output.tokens[place] = token
+            if sample.status is not Status.FINISHED and chunk.stop + i + 1 == sample.output.max_tokens:
+                self.end(sample)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +218,7 @@ def test_every_step_reads_what_its_sequence_wrote(seed: int, ahead: int, specula
 def used_blocks(block_size: int, num_new: int, num_twins: int = 0) -> tuple[int, int]:
     """Returns the most blocks that 16 samples of a prompt of 1,000 tokens use, and the tokens that they compute."""
     policy = Scheduler(Limits(16, 100, 512, 2048), 2000, block_size, num_twins)
-    samples = [Sequence("r", i, 0, SamplingParams(), 0, range(1000), 1000 + num_new) for i in range(16)]
+    samples = [new_sample(0, range(1000), 1000 + num_new, index=i) for i in range(16)]
     policy.add(samples)
     num_computed = most = 0
     while policy.num_live:
@@ -234,11 +229,11 @@ def used_blocks(block_size: int, num_new: int, num_twins: int = 0) -> tuple[int,
             is_last = chunk.is_last
             policy.advance(chunk)
             if is_last:
-                chunk.sequence.append(chunk.sequence.index)
+                chunk.sample.output.tokens.append(chunk.sample.index)
         policy.check_integrity()
-        for sequence in samples:
-            if sequence.num_new == num_new:
-                policy.finish(sequence)
+        for sample in samples:
+            if sample.num_new == num_new:
+                policy.finish(sample)
     return most, num_computed
 
 
@@ -257,21 +252,19 @@ def test_sixteen_samples_hold_the_prompt_once_until_they_store_tokens_of_their_o
 
 def test_a_prompt_waits_for_one_that_begins_alike() -> None:
     policy = Scheduler(Limits(8, 100, 48, 2048), 200, 4)
-    first, again, other = (
-        Sequence(f"r{i}", 0, i, SamplingParams(), 0, [*range(length), i], 200) for i, length in enumerate((80, 80, 30))
-    )
-    stranger = Sequence("r3", 0, 3, SamplingParams(), 0, [9] * 10, 200)
-    for sequence in (first, again, other, stranger):
-        policy.add([sequence])
+    first, again, other = (new_sample(i, [*range(length), i], 200) for i, length in enumerate((80, 80, 30)))
+    stranger = new_sample(3, [9] * 10, 200)
+    for sample in (first, again, other, stranger):
+        policy.add([sample])
 
-    def step() -> list[tuple[Sequence, int, int]]:
+    def step() -> list[tuple[Sample, int, int]]:
         chunks = policy.schedule()
-        found = [(chunk.sequence, chunk.start, chunk.length) for chunk in chunks]
+        found = [(chunk.sample, chunk.start, chunk.length) for chunk in chunks]
         for chunk in chunks:
             is_last = chunk.is_last
             policy.advance(chunk)
             if is_last:
-                chunk.sequence.append(7)
+                chunk.sample.output.tokens.append(7)
         policy.check_integrity()
         return found
 
@@ -283,29 +276,29 @@ def test_a_prompt_waits_for_one_that_begins_alike() -> None:
 @pytest.mark.parametrize("way", ["cancelled", "decoding", "private"])
 def test_a_prompt_waits_for_no_block_that_never_comes(way: str) -> None:
     policy = Scheduler(Limits(8, 100, 16, 2048), 200, 4)
-    first, again = (Sequence(f"r{i}", 0, i, SamplingParams(), 0, range(24), 200) for i in range(2))
-    first.root = b"own" if way == "private" else b""
+    first, again = (new_sample(i, range(24), 200) for i in range(2))
+    first.table.root = b"own" if way == "private" else b""
     policy.add([first])
     for _ in range(2 if way == "decoding" else 1):
         for chunk in policy.schedule():
             policy.advance(chunk)
     if way == "decoding":
-        first.append(7)
+        first.output.tokens.append(7)
         policy.allocator.flush()  # its blocks are not found any more
     if way == "cancelled":
         policy.finish(first)
     policy.add([again])
-    assert again in {chunk.sequence for chunk in policy.schedule()}
+    assert again in {chunk.sample for chunk in policy.schedule()}
 
 
 def test_samples_whose_first_one_is_cancelled_go_on_with_the_next() -> None:
     policy = Scheduler(Limits(4, 100, 8, 64), 16, 4)
-    samples = [Sequence("r", i, 0, SamplingParams(), 0, range(30), 32) for i in range(3)]
+    samples = [new_sample(0, range(30), 32, index=i) for i in range(3)]
     policy.add(samples)
-    assert [chunk.sequence for chunk in policy.schedule()] == samples[:1]
+    assert [chunk.sample for chunk in policy.schedule()] == samples[:1]
     policy.finish(samples[0])
     policy.check_integrity()
-    assert [chunk.sequence for chunk in policy.schedule()] == samples[1:2]
+    assert [chunk.sample for chunk in policy.schedule()] == samples[1:2]
     policy.finish(samples[2])
     policy.check_integrity()
     assert policy.num_live == 1
@@ -336,12 +329,12 @@ def test_blocks_of_proposals_that_did_not_come_true_keep_no_twins() -> None:
     policy = Scheduler(limits, 200, BLOCK, num_twins)
     policy.row_cost = RowCost({1: 1.0})
     for number in range(limits.max_running):
-        sequence = Sequence(str(number), 0, number, SamplingParams(), 0, [1], 200, root=bytes([number]))
-        sequence.speculation = Wrong(quiet=2 + number)  # type: ignore[assignment]
-        policy.add([sequence])
+        sample = new_sample(number, [1], 200, root=bytes([number]))
+        sample.proposer = Wrong(quiet=2 + number)  # type: ignore[assignment]
+        policy.add([sample])
     for _ in range(8):
         for chunk in policy.schedule():
             policy.advance(chunk)
-            chunk.sequence.append(1)
+            chunk.sample.output.tokens.append(1)
         policy.check_integrity()
-    assert [sequence.num_proposed > 4 * BLOCK for sequence in policy.running] == [True] * limits.max_running
+    assert [sample.output.num_proposed > 4 * BLOCK for sample in policy.running] == [True] * limits.max_running

@@ -13,8 +13,7 @@ from tk.infer.engine.options import MAX_HEAD_ROWS
 from tk.infer.engine.request.events import Delta, Event, Started
 from tk.infer.engine.schedule.batch_writer import BatchWriter
 from tk.infer.engine.schedule.live_request import LiveRequest
-from tk.infer.engine.schedule.samples.scheduled_chunk import ScheduledChunk
-from tk.infer.engine.schedule.samples.sequence import UNKNOWN, Status
+from tk.infer.engine.schedule.samples.sample import UNKNOWN, ScheduledChunk, Status
 from tk.infer.engine.schedule.scheduler import Scheduler
 from tk.infer.engine.schedule.step_in_flight import StepInFlight, WantedRow, prepare_step, record_step, take_token
 from tk.infer.engine.schedule.waiting.limits import Limits
@@ -48,13 +47,13 @@ class Served:
 
     def __init__(self, *requests: LiveRequest, size: int = 4) -> None:
         self.scheduler = Scheduler(Limits(size, 2 * size, 64 * size, 20), 4 * size, 2)
-        self.batch = BatchWriter(size, lambda sequence: ())
+        self.batch = BatchWriter(size, lambda sample: ())
         self.live = {}
         for number, request in enumerate(requests):
-            for sequence in request.sequences:
-                sequence.request_id = str(number)
+            for sample in request.samples:
+                sample.request = replace(sample.request, request_id=str(number))
             self.live["", str(number)] = request
-            self.scheduler.add(request.sequences)
+            self.scheduler.add(request.samples)
 
     def step(self, chunks: Sequence[ScheduledChunk] | None = None) -> StepInFlight:
         """Prepares and records a step."""
@@ -68,16 +67,16 @@ def test_a_prompt_is_computed_and_its_sample_gets_an_unknown_token() -> None:
     events: list[Event] = []
     served = Served(live(events))
     step = served.step()
-    [row], [sequence] = step.rows, served.live["", "0"].sequences
-    assert (row.sequence, row.position, row.scored, row.is_void) == (sequence, len(PROMPT), None, False)
-    assert sequence.output == [UNKNOWN]
-    assert sequence.num_computed == len(PROMPT)
+    [row], [sample] = step.rows, served.live["", "0"].samples
+    assert (row.sample, row.position, row.scored, row.is_void) == (sample, len(PROMPT), None, False)
+    assert sample.output.tokens == [UNKNOWN]
+    assert sample.num_computed == len(PROMPT)
     assert [type(event) for event in events] == [Started]
     message = decode_message(step.message)
     assert isinstance(message, StepMessage)
     assert message.tokens.tolist() == list(PROMPT)
     take_token(row, chosen(7), 0, served.scheduler)
-    assert sequence.output == [7]
+    assert sample.output.tokens == [7]
 
 
 def test_rows_of_a_prompt_come_before_the_one_that_chooses() -> None:
@@ -93,7 +92,7 @@ def test_a_complete_sample_is_finished() -> None:
     for token in (5, 6):
         rows += served.step().rows
         take_token(rows[-1], chosen(token), 0, served.scheduler)
-    assert rows[-1].sequence.status is Status.FINISHED
+    assert rows[-1].sample.status is Status.FINISHED
     assert not served.scheduler.running
     served.live["", "0"].deliver()
     assert [event.token_ids for event in events if isinstance(event, Delta)] != []
@@ -109,13 +108,13 @@ def test_a_token_without_a_text_is_the_error_of_its_request_alone() -> None:
     [row] = served.step().rows
     error = take_token(replace(row, request=cast(LiveRequest, NoText())), chosen(7), 0, served.scheduler)
     assert isinstance(error, CheckpointError)
-    assert row.sequence.status is Status.RUNNING
+    assert row.sample.status is Status.RUNNING
 
 
 @pytest.mark.parametrize(("came_true", "taken"), [(0, [5]), (1, [5, 6]), (2, [5, 6, 7])])
 def test_a_proposal_counts_if_all_before_it_came_true(came_true: int, taken: list[int]) -> None:
     served = Served(live(max_new_tokens=9))
-    [sequence] = served.live["", "0"].sequences
+    [sample] = served.live["", "0"].samples
     [first] = served.step().rows
     take_token(first, chosen(4), 0, served.scheduler)
     [chunk] = served.scheduler.schedule()
@@ -127,21 +126,21 @@ def test_a_proposal_counts_if_all_before_it_came_true(came_true: int, taken: lis
         if not row.is_void:
             take_token(row, chosen(token), 0, served.scheduler)
     expected = [*taken[:came_true], 3] if came_true < 2 else taken
-    assert sequence.output == [4, *expected]
-    assert sequence.num_accepted == came_true
+    assert sample.output.tokens == [4, *expected]
+    assert sample.output.num_accepted == came_true
 
 
 def _row(request: LiveRequest) -> WantedRow:
-    [sequence] = request.sequences
-    return WantedRow(request, sequence, sequence.num_tokens)
+    [sample] = request.samples
+    return WantedRow(request, sample, sample.num_tokens)
 
 
 def test_masks_are_those_of_the_rows_with_a_constraint() -> None:
     free, bound, failed, ended = (live() for _ in range(4))
     error = InvalidRequest("too complex")
     for request, matcher in ((bound, OneToken(33)), (failed, OneToken(1, error)), (ended, OneToken(2))):
-        request.sequences[0].matcher = cast(Matcher, matcher)
-    ended.sequences[0].status = Status.FINISHED
+        request.samples[0].output.matcher = cast(Matcher, matcher)
+    ended.samples[0].status = Status.FINISHED
     found = StepInFlight(b"", (), [_row(request) for request in (free, bound, failed, ended)]).masks()
     assert found is not None
     assert found.rows.tolist() == [1, 2, 3]
@@ -154,14 +153,14 @@ def test_masks_are_those_of_the_rows_with_a_constraint() -> None:
 def _bound(token: int, is_asked: bool = True, prompt: tuple[int, ...] = PROMPT) -> tuple[LiveRequest, OneToken]:
     """Returns a request whose constraint allows one token."""
     request, matcher = live(prompt=prompt), OneToken(token)
-    request.sequences[0].matcher, request.sequences[0].is_asked = cast(Matcher, matcher), is_asked
+    request.samples[0].output.matcher, request.samples[0].output.has_candidates = cast(Matcher, matcher), is_asked
     return request, matcher
 
 
 def test_a_row_with_candidates_gets_a_mask_only_if_none_of_them_may_follow() -> None:
     bound = [_bound(token) for token in (33, 5, 6, 7)] + [_bound(8, is_asked=False)]
     ended, not_finite = bound[2][0], 3
-    ended.sequences[0].status = Status.FINISHED
+    ended.samples[0].status = Status.FINISHED
     rows = [_row(request) for request, _ in bound]
     step = StepInFlight(b"", (), [*rows, _row(live())], asked=range(4))
     ahead = step.masks()

@@ -1,4 +1,4 @@
-"""The persistent batch: random traffic gives, step by step, the plans that are read anew from all sequences."""
+"""The persistent batch: random traffic gives, step by step, the plans that are read anew from all samples."""
 
 import random
 from collections import Counter
@@ -11,14 +11,14 @@ import pytest
 from tk.infer.engine.grammar.grammar import Matcher
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.engine.schedule.batch_writer import BatchWriter
-from tk.infer.engine.schedule.samples.scheduled_chunk import ScheduledChunk
-from tk.infer.engine.schedule.samples.sequence import UNKNOWN, Sequence, Status
-from tk.infer.engine.schedule.samples.speculation import Speculation
+from tk.infer.engine.schedule.samples.proposer import Proposer
+from tk.infer.engine.schedule.samples.sample import UNKNOWN, Sample, ScheduledChunk, Status
 from tk.infer.engine.schedule.scheduler import Scheduler
 from tk.infer.engine.schedule.waiting.limits import Limits
 from tk.infer.engine.step.persistent_batch import PersistentBatch
 from tk.infer.engine.step.step_message import NextTokens, decode_message
 from tk.infer.engine.step.step_plan import SAMPLE, SamplingRow, SamplingRows, StepPlan
+from tk.tests.infer.engine.schedule.new_sample import new_sample
 from tk.tests.infer.full_plan import Planned, full_plan
 
 STOPPING = (3, 4)
@@ -42,19 +42,19 @@ def next_token(tokens: list[int]) -> int:
 
 
 class SimulatedCache:
-    """A cache that remembers the sequence and position of every token, and checks the tokens that attention reads."""
+    """A cache that remembers the sample and position of every token, and checks the tokens that attention reads."""
 
     def __init__(self, num_blocks: int) -> None:
         self.slots = np.full(((num_blocks + 1) * BLOCK_SIZE, 2), -1)
 
     def step(self, plan: StepPlan, planned: list[Planned]) -> None:
         """Stores the tokens of a step; fails if a span finds other tokens in its blocks than those before it."""
-        owners = np.repeat([chunk.sequence.arrival for chunk in planned], plan.span_length)
+        owners = np.repeat([chunk.sample.arrival for chunk in planned], plan.span_length)
         self.slots[plan.slots] = np.stack([owners, plan.positions], axis=1)
         for chunk, table, context in zip(planned, plan.block_tables, plan.span_context.tolist(), strict=True):
             positions = np.arange(context)
             found = self.slots[table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE]
-            assert (found[:, 0] == chunk.sequence.arrival).all(), "a block was used again while a step needed it"
+            assert (found[:, 0] == chunk.sample.arrival).all(), "a block was used again while a step needed it"
             assert (found[:, 1] == positions).all()
 
 
@@ -72,9 +72,9 @@ class Traffic:
         self.ahead, self.speculate = ahead, speculate
         self.scheduler = Scheduler(Limits(5, 99, 12, 64), NUM_BLOCKS, BLOCK_SIZE)
         self.cache = SimulatedCache(NUM_BLOCKS)
-        self.writer = BatchWriter(5, lambda sequence: STOPPING)
+        self.writer = BatchWriter(5, lambda sample: STOPPING)
         self.batch = PersistentBatch(BLOCK_SIZE)
-        self.live: list[Sequence] = []
+        self.live: list[Sample] = []
         self.seen: Counter[str] = Counter()
 
     def arrive(self, number: int) -> None:
@@ -97,23 +97,31 @@ class Traffic:
             )
         prompt = [self.random.randrange(VOCAB) for _ in range(self.random.randint(1, 14))]
         longest = len(prompt) + self.random.randint(1, 28)
-        sequence = Sequence(str(number), number % 3, number, params, 2**64 - 1 - number, prompt, longest)
-        sequence.root = sequence.request_id.encode()  # slots have one owner: nothing is shared
-        sequence.priority, sequence.principal = choose([0, 0, 1]), choose("aab")
+        sample = new_sample(
+            number,
+            prompt,
+            longest,
+            params,
+            index=number % 3,
+        )
+        sample.seed = 2**64 - 1 - number
+        sample.table.root = sample.request.request_id.encode()  # slots have one owner: nothing is shared
+        sample.request = replace(sample.request, priority=choose([0, 0, 1]), principal=choose("aab"))
         if self.random.random() < 0.3:
-            sequence.matcher = cast(Matcher, object())  # the batch only asks whether there is one
-            sequence.is_asked = choose([False, True])
+            sample.output.matcher = cast(Matcher, object())  # the batch only asks whether there is one
+            sample.output.has_candidates = choose([False, True])
         elif self.speculate:
-            sequence.speculation = Speculation(self.speculate)
-        sequence.deadline = number + choose([3, 40]) if self.random.random() < 0.2 else None
-        self.live.append(sequence)
-        self.scheduler.add([sequence])
+            sample.proposer = Proposer(self.speculate)
+        if self.random.random() < 0.2:
+            sample.request = replace(sample.request, deadline=number + choose([3, 40]))
+        self.live.append(sample)
+        self.scheduler.add([sample])
 
-    def end(self, sequence: Sequence) -> None:
-        self.scheduler.finish(sequence)
-        self.writer.release(sequence)
-        self.live.remove(sequence)
-        self.seen["preempted"] += sequence.preemptions
+    def end(self, sample: Sample) -> None:
+        self.scheduler.finish(sample)
+        self.writer.release(sample)
+        self.live.remove(sample)
+        self.seen["preempted"] += sample.preemptions
 
     def scored(self, chunks: list[ScheduledChunk]) -> list[SamplingRow]:
         """Returns rows for some tokens of the longer chunks."""
@@ -134,8 +142,8 @@ class Traffic:
             if self.live and self.random.random() < 0.05:
                 self.end(self.random.choice(self.live))
                 self.seen["cancelled"] += 1
-            for sequence in self.scheduler.expire(number):
-                self.end(sequence)
+            for sample in self.scheduler.expire(number):
+                self.end(sample)
                 self.seen["expired"] += 1
             scheduled = self.scheduler.schedule()
             chunks = [chunk for chunk in scheduled if self.writer.can_write(chunk)]
@@ -149,7 +157,7 @@ class Traffic:
                 for chunk, planned in zip(chunks, flights[-1][1], strict=True):
                     self.scheduler.advance(chunk)
                     if planned.samples:
-                        chunk.sequence.append(UNKNOWN)
+                        chunk.sample.output.tokens.append(UNKNOWN)
             while len(flights) > (self.ahead if chunks else 0):
                 self.compute(*flights.pop(0))
             self.scheduler.check_integrity()
@@ -166,7 +174,7 @@ class Traffic:
         self.cache.step(plan, planned)
         sampling = [chunk for chunk in planned if chunk.samples]
         tokens = [
-            next_token([*chunk.sequence.tokens(0, chunk.stop), *chunk.proposals[:i]])
+            next_token([*chunk.sample.tokens(0, chunk.stop), *chunk.proposals[:i]])
             for chunk in sampling
             for i in range(len(chunk.proposals) + 1)
         ]
@@ -179,20 +187,20 @@ class Traffic:
         self.seen["scored"] += len(scored)
 
     def take(self, chunk: Planned, tokens: list[int]) -> None:
-        """Gives a sequence the tokens that were chosen after its last token and after its proposals."""
-        sequence = chunk.sequence
+        """Gives a sample the tokens that were chosen after its last token and after its proposals."""
+        sample = chunk.sample
         for i, token in enumerate(tokens):
             stop = chunk.stop + i
-            if i and (sequence.status is Status.FINISHED or sequence.output[-1] != chunk.proposals[i - 1]):
+            if i and (sample.status is Status.FINISHED or sample.output.tokens[-1] != chunk.proposals[i - 1]):
                 self.seen["rejected"] += 1
                 return
             if i:
-                self.scheduler.accept(sequence)
+                self.scheduler.accept(sample)
                 self.seen["accepted"] += 1
-            sequence.output[stop - sequence.num_prompt] = token
-            if sequence.status is not Status.FINISHED and (token == 4 or stop + 1 == sequence.max_tokens):
-                self.seen["computed in vain"] += sequence.num_tokens > stop + 1
-                self.end(sequence)
+            sample.output.tokens[stop - sample.num_prompt] = token
+            if sample.status is not Status.FINISHED and (token == 4 or stop + 1 == sample.output.max_tokens):
+                self.seen["computed in vain"] += sample.num_tokens > stop + 1
+                self.end(sample)
 
 
 @pytest.mark.parametrize(
@@ -219,10 +227,10 @@ def test_random_traffic_gives_the_plans_without_a_persistent_batch(ahead: int, s
 
 def test_slots_and_tables_grow() -> None:
     scheduler = Scheduler(Limits(70, 99, 40000, 40000), num_blocks=3000, block_size=16)
-    writer, batch = BatchWriter(70, lambda sequence: ()), PersistentBatch(16)
+    writer, batch = BatchWriter(70, lambda sample: ()), PersistentBatch(16)
     for number in range(70):
         prompt = [5] * (30000 if number == 40 else 20)
-        scheduler.add([Sequence(str(number), 0, number, SamplingParams(), 0, prompt, len(prompt) + 9)])
+        scheduler.add([new_sample(number, prompt, len(prompt) + 9)])
     widths = []
     for _ in range(4):
         chunks = scheduler.schedule()
@@ -232,7 +240,7 @@ def test_slots_and_tables_grow() -> None:
         batch.feed(np.full(len(plan.rows), 9, np.int32))
         for chunk in chunks:
             scheduler.advance(chunk)
-            chunk.sequence.append(9)
+            chunk.sample.output.tokens.append(9)
         widths.append(plan.block_tables.shape)
     assert widths[-1] == (70, 1876)
 
@@ -241,9 +249,9 @@ def test_slots_and_tables_grow() -> None:
 def test_a_decode_step_sends_only_the_changes(penalty: float) -> None:
     params = SamplingParams(repetition_penalty=penalty)
     scheduler = Scheduler(Limits(8, 99, 40000, 40000), num_blocks=9000, block_size=16)
-    writer, batch = BatchWriter(8, lambda sequence: ()), PersistentBatch(16)
+    writer, batch = BatchWriter(8, lambda sample: ()), PersistentBatch(16)
     for number in range(8):
-        scheduler.add([Sequence(str(number), 0, number, params, 0, range(number, number + 4999), 5100)])
+        scheduler.add([new_sample(number, range(number, number + 4999), 5100, params)])
     lengths = []
     for _ in range(3):
         chunks = scheduler.schedule()
@@ -253,17 +261,18 @@ def test_a_decode_step_sends_only_the_changes(penalty: float) -> None:
         batch.feed(np.full(8, 9, np.int32))
         for chunk in chunks:
             scheduler.advance(chunk)
-            chunk.sequence.append(UNKNOWN)
+            chunk.sample.output.tokens.append(UNKNOWN)
     assert lengths[0] > 8 * 4999 * 4, "the prompts"
     assert lengths[1] <= 300, "a decode step has 8 numbers for each sequence"
     assert (lengths[2] == 4) == (penalty == 1), "sequences go on by the tokens that they sampled"
 
 
 def test_a_block_takes_the_place_of_a_shared_one() -> None:
-    writer, batch = BatchWriter(2, lambda sequence: ()), PersistentBatch(16)
-    sequence = Sequence("", 1, 0, SamplingParams(), 0, range(20), 40, output=[5], num_computed=20, blocks=[3, 8])
-    batch.plan(decode_message(writer.write([ScheduledChunk(sequence, 19, 1)]).encode()))
-    sequence.blocks[1], sequence.fork = 6, (1, 8, 6)
-    plan = batch.plan(decode_message(writer.write([ScheduledChunk(sequence, 20, 1)]).encode()))
+    writer, batch = BatchWriter(2, lambda sample: ()), PersistentBatch(16)
+    sample = new_sample(0, range(20), 40, index=1)
+    sample.output.tokens, sample.table.blocks, sample.num_computed = [5], [3, 8], 20
+    batch.plan(decode_message(writer.write([ScheduledChunk(sample, 19, 1)]).encode()))
+    sample.table.blocks[1], sample.table.fork = 6, (1, 8, 6)
+    plan = batch.plan(decode_message(writer.write([ScheduledChunk(sample, 20, 1)]).encode()))
     assert plan.block_tables.tolist() == [[3, 6]]
     assert (plan.slots.tolist(), plan.forks.tolist()) == ([6 * 16 + 4], [[8, 6]])

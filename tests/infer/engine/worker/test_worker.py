@@ -17,11 +17,11 @@ from tk.core.errors import CheckpointError, TkError
 from tk.infer.engine.planning.job import Job
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.engine.schedule.batch_writer import BatchWriter
-from tk.infer.engine.schedule.samples.scheduled_chunk import ScheduledChunk
-from tk.infer.engine.schedule.samples.sequence import Sequence
+from tk.infer.engine.schedule.samples.sample import ScheduledChunk
 from tk.infer.engine.step.step_plan import SamplerOutput, SamplingRow
 from tk.infer.engine.worker.ipc import Frame, error_from, receive, send
 from tk.infer.engine.worker.worker import work
+from tk.tests.infer.engine.schedule.new_sample import new_sample
 
 
 @pytest.fixture
@@ -58,9 +58,10 @@ def test_it_loads_and_computes_as_transformers_does(
     assert (ready.op, ready.values["kernels"]) == ("ready", "aten")
     assert ready.values["kv_bytes"] == 2 * 2 * (3 + 1) * 16 * 4 * 8 * 4, "2 layers, 4 kv heads of 8 in fp32"
     tokens = [5, 6, 7]
-    sequence = Sequence("a", 0, 0, SamplingParams(temperature=0), 0, tokens, 9, blocks=[1])
-    writer = BatchWriter(1, lambda sequence: ())
-    message = writer.write([ScheduledChunk(sequence, 0, 3)], [SamplingRow(token=0, target=6)])
+    sample = new_sample(0, tokens, 9, SamplingParams(temperature=0))
+    sample.table.blocks = [1]
+    writer = BatchWriter(1, lambda sample: ())
+    message = writer.write([ScheduledChunk(sample, 0, 3)], [SamplingRow(token=0, target=6)])
     send(connection, Frame("step", body=message.encode()))
     with torch.no_grad():
         logits = reference("grouped")(torch.tensor([tokens])).logits[0]

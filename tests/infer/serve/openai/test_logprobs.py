@@ -13,7 +13,7 @@ import pytest
 
 from tk.infer.engine.request.events import Done, Event, TokenLogprob, TopLogprob
 from tk.infer.engine.request.request import Request
-from tk.infer.engine.schedule.samples.output import Ending, SampleOutput
+from tk.infer.engine.schedule.samples.output import Ending
 from tk.tests.infer.serve.fake_engine import ByteTokenizer, FakeEngine, finished, started
 from tk.tests.infer.serve.http.http_server import HttpServerThread
 from tk.tests.text.families import FAMILIES, tokenizer_of
@@ -45,7 +45,7 @@ class DrawnTokens:
     def _sample(self, request: Request, index: int) -> Iterator[Event]:
         tokenizer, params, chance = self._tokenizer, request.params, random.Random(f"{request.params.seed} {index}")
         prompt = tokenizer.encode(chance.choice(TEXTS))[: chance.randint(1, 9)]
-        output = SampleOutput(index, params, tokenizer, (), 24, end=PromptEnd.of(tokenizer, prompt, False))
+        output = DeltaBuilder(index, params, tokenizer, (), 24, end=PromptEnd.of(tokenizer, prompt, False))
         ending: Ending | None = None
         while ending is None:
             for token in self._some(chance):

@@ -88,10 +88,10 @@ def test_warm_up_steps_keep_the_limits(max_tokens: int, num_blocks: int) -> None
     limits = Limits(1, 1, max_tokens, 64)
     for chunk in [*warm_up_chunks(limits, num_blocks, 8), *row_chunks(limits, num_blocks, 8)]:
         assert 1 <= chunk.length <= max_tokens
-        num_tokens = chunk.sequence.num_tokens + len(chunk.proposals)
+        num_tokens = chunk.sample.num_tokens + len(chunk.proposals)
         assert chunk.start + chunk.length == num_tokens <= min(64, num_blocks * 8)
-        assert all(1 <= block <= num_blocks for block in chunk.sequence.blocks)
-        assert len(chunk.sequence.blocks) * 8 >= num_tokens
+        assert all(1 <= block <= num_blocks for block in chunk.sample.table.blocks)
+        assert len(chunk.sample.table.blocks) * 8 >= num_tokens
 
 
 def test_steps_of_rows_have_a_row_for_each_token() -> None:
@@ -106,9 +106,9 @@ def test_every_block_that_a_warm_up_step_writes_has_a_twin_of_its_own() -> None:
     """If blocks have fewer twins: those without one would write to twin 0, which stays zero."""
     chunks = warm_up_chunks(LIMITS, 128, 32, num_twins=20) + row_chunks(LIMITS, 128, 32, num_twins=20)
     for chunk in chunks:
-        blocks, twins = chunk.sequence.twins[::2], chunk.sequence.twins[1::2]
+        blocks, twins = chunk.sample.table.twins[::2], chunk.sample.table.twins[1::2]
         written = {position // 32 for position in range(chunk.start, chunk.start + chunk.length)}
-        assert blocks == [chunk.sequence.blocks[i] for i in sorted(written)]
+        assert blocks == [chunk.sample.table.blocks[i] for i in sorted(written)]
         assert twins == list(range(1, len(blocks) + 1))
         assert len(twins) <= 20
-    assert not any(chunk.sequence.twins for chunk in warm_up_chunks(LIMITS, 128, 32))
+    assert not any(chunk.sample.table.twins for chunk in warm_up_chunks(LIMITS, 128, 32))

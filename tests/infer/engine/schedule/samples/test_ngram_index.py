@@ -21,7 +21,7 @@ def searched(tokens: list[int], count: int, longest: int = LONGEST) -> list[int]
 def continued(index: NgramIndex, count: int) -> list[int]:
     """The continuation, by the index."""
     place, size = index.find()
-    return index.follow(place, count) if size else []
+    return index.continuation(place, count) if size else []
 
 
 @pytest.mark.parametrize("vocab", [2, 6, 200])
@@ -41,7 +41,7 @@ def test_the_last_place_of_the_longest_ngram_is_found(vocab: int, seed: int) -> 
         shorter = [searched(tokens, 7, longest) for longest in range(SHORTEST - 1, LONGEST)]
         assert found in shorter, "a find of a shorter n-gram at worst"
     assert len(index) == len(tokens)
-    assert index.follow(3, 6) == tokens[3:9]
+    assert index.continuation(3, 6) == tokens[3:9]
     assert num_found > (0 if vocab == 200 else 100)
     assert same >= 360, "entries are rarely taken by other n-grams"
 

@@ -5,27 +5,18 @@ from dataclasses import replace
 import pytest
 
 from tk.core.errors import DeadlinePassed, Overloaded
-from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.engine.schedule.costs.cost import StepSize
-from tk.infer.engine.schedule.samples.sequence import Sequence
+from tk.infer.engine.schedule.samples.sample import Sample
 from tk.infer.engine.schedule.scheduler import Scheduler
 from tk.infer.engine.schedule.waiting.limits import Limits
+from tk.tests.infer.engine.schedule.new_sample import new_sample
 
 LIMITS = Limits(max_running=4, max_queued=100, max_batched_tokens=16, max_model_len=400)
 
 
-def samples(arrival: int, num_prompt: int, principal: str = "", n: int = 1) -> list[Sequence]:
+def samples(arrival: int, num_prompt: int, principal: str = "", n: int = 1) -> list[Sample]:
     return [
-        Sequence(
-            f"r{arrival}",
-            index,
-            arrival,
-            SamplingParams(),
-            0,
-            [arrival] * num_prompt,
-            num_prompt + 20,
-            principal=principal,
-        )
+        new_sample(arrival, [arrival] * num_prompt, num_prompt + 20, index=index, principal=principal)
         for index in range(n)
     ]
 
@@ -35,11 +26,11 @@ def step(policy: Scheduler) -> None:
         last = chunk.is_last
         policy.advance(chunk)
         if last:
-            chunk.sequence.append(0)
+            chunk.sample.output.tokens.append(0)
     policy.check_integrity()
 
 
-def refusal(policy: Scheduler, new: list[Sequence]) -> Overloaded:
+def refusal(policy: Scheduler, new: list[Sample]) -> Overloaded:
     before = policy.allocator.num_free, policy.num_live, policy.num_queued_tokens
     with pytest.raises(Overloaded) as caught:
         policy.add(new)
@@ -108,7 +99,7 @@ def test_a_queue_that_one_principal_has_filled_takes_others_up_to_their_shares()
     for arrival in range(12):
         policy.add(samples(arrival, 10, "many"))
     assert refusal(policy, samples(12, 10, "many")).subject == "queue"
-    for arrival in range(20, 26):  # half of 12 sequences, and of 120 tokens
+    for arrival in range(20, 26):  # half of 12 samples, and of 120 tokens
         policy.add(samples(arrival, 10, "few"))
     refusal(policy, samples(26, 1, "few"))
     policy.add(samples(30, 100, "third"))
@@ -122,10 +113,10 @@ def test_a_queue_that_one_principal_has_filled_takes_others_up_to_their_shares()
 def test_shares_of_the_queue_follow_weights() -> None:
     policy = Scheduler(replace(LIMITS, max_queued=6), 64, 16)
 
-    def weighted(arrival: int, principal: str, weight: float) -> list[Sequence]:
+    def weighted(arrival: int, principal: str, weight: float) -> list[Sample]:
         new = samples(arrival, 10, principal)
-        for sequence in new:
-            sequence.weight = weight
+        for sample in new:
+            sample.request = replace(sample.request, weight=weight)
         return new
 
     for arrival in range(10):
@@ -142,7 +133,7 @@ def test_one_above_its_share_learns_when_its_own_requests_end() -> None:
     policy.cost.calibrate([(StepSize().plus(0, 1), 0.5), (StepSize().plus(0, 16), 0.5)])
     policy.add(samples(0, 10, "long"))
     [short] = samples(1, 10, "short")
-    short.max_tokens = 15
+    short.output.max_tokens = 15
     policy.add([short])
     for _ in range(3):
         step(policy)
@@ -167,15 +158,15 @@ def test_a_deadline_counts_prompts_of_others_up_to_the_share() -> None:
     step(policy)
     needed = 1.5 * 2 * 32 * 0.01 / 16
     [own] = samples(3, 32, "many")
-    own.deadline = 10 * needed
+    own.request = replace(own.request, deadline=10 * needed)
     with pytest.raises(DeadlinePassed):
         policy.add([own], now=0.0)
     [late] = samples(4, 32, "few")
-    late.deadline = 0.8 * needed
+    late.request = replace(late.request, deadline=0.8 * needed)
     with pytest.raises(DeadlinePassed):
         policy.add([late], now=0.0)
     [other] = samples(5, 32, "few")
-    other.deadline = 1.2 * needed
+    other.request = replace(other.request, deadline=1.2 * needed)
     policy.add([other], now=0.0)
     for _ in range(4):
         step(policy)

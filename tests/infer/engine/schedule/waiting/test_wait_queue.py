@@ -1,36 +1,34 @@
-"""The order of waiting sequences, and the backlog before a new one."""
+"""The order of waiting samples, and the backlog before a new one."""
 
 import random
 
-from tk.infer.engine.request.sampling_params import SamplingParams
-from tk.infer.engine.schedule.samples.sequence import Sequence
+from tk.infer.engine.schedule.samples.sample import Sample
 from tk.infer.engine.schedule.waiting.fair_share import FairShare
 from tk.infer.engine.schedule.waiting.wait_queue import WaitQueue
+from tk.tests.infer.engine.schedule.new_sample import new_sample
 
 
-def make(arrival: int, priority: int = 0, principal: str = "", weight: float = 1.0, length: int = 10) -> Sequence:
-    made = Sequence(f"r{arrival}", 0, arrival, SamplingParams(), 0, range(length), length + 1)
-    made.priority, made.principal, made.weight = priority, principal, weight
-    return made
+def make(arrival: int, priority: int = 0, principal: str = "", weight: float = 1.0, length: int = 10) -> Sample:
+    return new_sample(arrival, range(length), length + 1, priority=priority, principal=principal, weight=weight)
 
 
 def served(queue: WaitQueue, shares: FairShare) -> list[int]:
     """The order in which a queue is served to its end."""
     order = []
-    while (sequence := queue.first()) is not None:
-        queue.discard(sequence)
+    while (sample := queue.first()) is not None:
+        queue.discard(sample)
         queue.check_integrity()
-        shares.charge(sequence.principal, sequence.num_tokens)
-        order.append(sequence.arrival)
+        shares.charge(sample.request.principal, sample.num_tokens)
+        order.append(sample.arrival)
     return order
 
 
-def queued(*sequences: Sequence) -> tuple[WaitQueue, FairShare]:
+def queued(*samples: Sample) -> tuple[WaitQueue, FairShare]:
     shares = FairShare()
     queue = WaitQueue(shares)
-    for sequence in sequences:
-        shares.enter(sequence.principal, sequence.weight)
-        queue.push(sequence)
+    for sample in samples:
+        shares.enter(sample.request.principal, sample.request.weight)
+        queue.push(sample)
         queue.check_integrity()
     return queue, shares
 
@@ -61,7 +59,7 @@ def test_any_removals_leave_the_rest_in_order() -> None:
         queue.discard(waiting[arrival])
     queue.check_integrity()
     expected = sorted((s for s in waiting if s.arrival not in gone), key=lambda s: s.order)
-    assert served(queue, shares) == [sequence.arrival for sequence in expected]
+    assert served(queue, shares) == [sample.arrival for sample in expected]
     assert not len(queue)
 
 

@@ -1,12 +1,12 @@
 """Groups of samples: one leads until the prompt is computed, and another one if it ends before."""
 
-from tk.infer.engine.request.sampling_params import SamplingParams
-from tk.infer.engine.schedule.samples.sample_groups import SampleGroups
-from tk.infer.engine.schedule.samples.sequence import Sequence
+from tk.infer.engine.schedule.samples.sample import Sample
+from tk.infer.engine.schedule.waiting.sample_groups import SampleGroups
+from tk.tests.infer.engine.schedule.new_sample import new_sample
 
 
-def samples(count: int) -> list[Sequence]:
-    return [Sequence("r", index, 0, SamplingParams(), 0, [1], 2) for index in range(count)]
+def samples(count: int) -> list[Sample]:
+    return [new_sample(0, [1], 2, index=index) for index in range(count)]
 
 
 def test_followers_part_from_their_leader_once() -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tk.infer.engine.schedule.blocks.block_allocator import BlockAllocator
-from tk.infer.engine.schedule.samples.prefix_keys import BlockKey, next_key
+from tk.infer.engine.schedule.block_allocator import BlockAllocator
+from tk.infer.engine.schedule.samples.block_table import BlockKey, next_key
 from tk.tests.example_counts import examples
 
 
@@ -152,29 +152,29 @@ def test_tokens_are_compared_even_if_digests_are_equal() -> None:
 def test_a_twin_lasts_as_long_as_its_block_and_cached_blocks_give_theirs_up() -> None:
     allocator = BlockAllocator(6, num_twins=2)
     first, second, third = allocator.allocate(3)
-    assert [allocator.give_twin(first), allocator.give_twin(first)] == [1, None], "it has one already"
+    assert [allocator.assign_twin(first), allocator.assign_twin(first)] == [1, None], "it has one already"
     allocator.publish(first, key(1))
     allocator.free([first])
     assert allocator.has_twin(first), "a cached block keeps its twin"
-    assert allocator.give_twin(second) == 2
+    assert allocator.assign_twin(second) == 2
     allocator.check_integrity([second, third])
-    assert allocator.give_twin(third) == 1, "none was free"
+    assert allocator.assign_twin(third) == 1, "none was free"
     assert allocator.find(key(1)) is None
     assert (allocator.num_free, allocator.num_cached) == (4, 0)
     allocator.check_integrity([second, third])
     allocator.drop_twin(second)
     allocator.free([third])
-    assert allocator.give_twin(second) == 1
+    assert allocator.assign_twin(second) == 1
     allocator.check_integrity([second])
-    assert BlockAllocator(6).give_twin(1) is None, "each block has its own"
+    assert BlockAllocator(6).assign_twin(1) is None, "each block has its own"
 
 
 def test_a_cache_that_lost_its_content_has_all_twins_again() -> None:
     allocator = BlockAllocator(4, num_twins=1)
     (block,) = allocator.allocate(1)
-    assert allocator.give_twin(block) == 1
+    assert allocator.assign_twin(block) == 1
     allocator.publish(block, key(1))
     allocator.free([block])
     allocator.flush()
     allocator.check_integrity([])
-    assert allocator.give_twin(allocator.allocate(1)[0]) == 1
+    assert allocator.assign_twin(allocator.allocate(1)[0]) == 1

@@ -75,7 +75,7 @@ class Ending:
     matched: str | int | None = None
 
 
-class SampleOutput:
+class DeltaBuilder:
     """The builder of one sample's deltas.
 
     Args:

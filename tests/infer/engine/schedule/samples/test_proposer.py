@@ -3,7 +3,7 @@
 import random
 from itertools import pairwise
 
-from tk.infer.engine.schedule.samples.speculation import Speculation
+from tk.infer.engine.schedule.samples.proposer import Proposer
 
 
 class Reader:
@@ -11,7 +11,7 @@ class Reader:
 
     def __init__(self, text: list[int], most: int, lag: int = 0, least: float = 0.25) -> None:
         self.steps = self.proposed = self.accepted = 0
-        self.speculation = speculation = Speculation(most)
+        self.speculation = speculation = Proposer(most)
         known = 1
         while known + lag < len(text):
             new = text[len(speculation) : known]
@@ -72,7 +72,7 @@ def test_after_a_stretch_without_repetition_proposals_come_back() -> None:
 
 def test_it_goes_on_behind_a_token_that_was_replaced() -> None:
     sentence = list(range(100, 150))
-    speculation = Speculation(4)
+    speculation = Proposer(4)
     assert speculation.propose([*sentence, *sentence[:20]], 0, 4)[0] == sentence[20:24]
     assert speculation.propose([7], 0, 4)[0] == sentence[21:25]
     assert speculation.propose([8], 0, 4) == ([], []), "it is a new text"
@@ -80,7 +80,7 @@ def test_it_goes_on_behind_a_token_that_was_replaced() -> None:
 
 
 def test_no_more_than_there_is_room_for() -> None:
-    speculation = Speculation(8)
+    speculation = Proposer(8)
     assert speculation.propose([5, 6, 7, 5, 6], 0, 3)[0] == [7, 5, 6]
     assert speculation.propose([7], 0, 0) == ([], [])
     assert speculation.propose([5], 0, -1) == ([], [])

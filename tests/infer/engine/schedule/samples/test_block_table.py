@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tk.infer.engine.schedule.samples.prefix_keys import BlockKey, cache_fingerprint, next_key, root_digest
+from tk.infer.engine.schedule.samples.block_table import BlockKey, cache_fingerprint, next_key, root_digest
 from tk.tests.infer.serve.fake_engine import INFO
 
 

@@ -2,7 +2,7 @@
 
 A block is free, used (it has holders) or cached: it has no holder, and its key finds it. When free blocks run out, the
 cached block that was unused for longest is taken. Blocks are plain integers, so tests of all policies take
-microseconds. No operation costs more than the blocks that it is given, but for `give_twin` without a free twin.
+microseconds. No operation costs more than the blocks that it is given, but for `assign_twin` without a free twin.
 
 A cache of 4 bits has twins of some blocks, the same in int8, of which there are fewer (see KVFormat.num_twins).
 """
@@ -10,7 +10,7 @@ A cache of 4 bits has twins of some blocks, the same in int8, of which there are
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 
-from ..samples.prefix_keys import BlockKey
+from .samples.block_table import BlockKey
 
 
 class BlockAllocator:
@@ -105,7 +105,7 @@ class BlockAllocator:
                 self._forget(block)
                 self._free.append(block)
 
-    def give_twin(self, block: int) -> int | None:
+    def assign_twin(self, block: int) -> int | None:
         """Gives a used block a twin; returns its number, or None if the block has one already, or needs none.
 
         If no twin is free, a cached block that has one is given up, which costs the time to find it.

@@ -1,10 +1,10 @@
-"""Proposals for the next tokens of a sequence by prompt lookup: those that followed the same tokens before.
+"""Proposals for the next tokens of a sample by prompt lookup: those that followed the same tokens before.
 
-The idea is that of Saxena, "Prompt Lookup Decoding" (2023). A step computes the proposals behind the sequence's last
+The idea is that of Saxena, "Prompt Lookup Decoding" (2023). A step computes the proposals behind the sample's last
 token, the worker samples after each of them, and those that equal the sampled tokens are kept. No draft model takes
 part, and every token is the one that would have come without proposals.
 
-A sequence follows a place of its text, and every token that comes shows whether the place was right, proposed or
+A sample follows a place of its text, and every token that comes shows whether the place was right, proposed or
 not. So it knows how often tokens come true after runs of each length, before it costs anything to propose them.
 """
 
@@ -19,8 +19,8 @@ _MEMORY: Final = 0.97  # the part of their weight that earlier tokens keep with 
 _BULK: Final = 32  # of so many tokens at once, a prompt, only the end is followed
 
 
-class Speculation:
-    """The proposals for one sequence, and their chances.
+class Proposer:
+    """The proposals for one sample, and their chances.
 
     It expects the token that stands where the last tokens stood before. After a surprise it looks for another such
     place; if there is none, one token may just have been replaced, and it goes on behind that, until the next surprise.
@@ -47,11 +47,11 @@ class Speculation:
         """Returns the tokens that may follow, and the chance of each that it comes true with all before it.
 
         Args:
-            new: the tokens of the sequence after those that it has read.
+            new: the tokens of the sample after those that it has read.
             num_unknown: the number of tokens after these that are sampled and not known yet.
             most: the largest number of proposals.
         """
-        self._follow(new)
+        self._read(new)
         count = min(most, self._most)
         if not self._source or count <= 0:
             return [], []
@@ -59,9 +59,9 @@ class Speculation:
         for run in range(self._run, self._run + num_unknown + count):
             chance *= self._right[min(run, _LONGEST_RUN)] / self._seen[min(run, _LONGEST_RUN)]
             chances.append(chance)
-        return self._index.follow(self._source, num_unknown + count)[num_unknown:], chances[num_unknown:]
+        return self._index.continuation(self._source, num_unknown + count)[num_unknown:], chances[num_unknown:]
 
-    def _follow(self, new: Sequence[int]) -> None:
+    def _read(self, new: Sequence[int]) -> None:
         if len(new) >= _BULK:
             self._index.extend(new)
             self._source, self._run = self._index.find()
@@ -76,7 +76,7 @@ class Speculation:
 
     def _learn(self, token: int) -> bool:
         """Returns whether the next token is the expected one, and counts it."""
-        is_right = self._index.follow(self._source, 1)[0] == token
+        is_right = self._index.continuation(self._source, 1)[0] == token
         run = min(self._run, _LONGEST_RUN)
         self._right[run] = _MEMORY * self._right[run] + is_right
         self._seen[run] = _MEMORY * self._seen[run] + 1

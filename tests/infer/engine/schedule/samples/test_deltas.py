@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tk.infer.engine.request.events import FinishReason, TokenLogprob
 from tk.infer.engine.request.sampling_params import SamplingParams
-from tk.infer.engine.schedule.samples.output import Ending, SampleOutput, StopStrings
+from tk.infer.engine.schedule.samples.deltas import DeltaBuilder, Ending, StopStrings
 from tk.text.tokenizer import Tokenizer
 
 pieces = st.lists(st.text("abc", max_size=4), max_size=12)
@@ -57,7 +57,7 @@ def tokenizer(model_folder: Callable[[str], Path]) -> Tokenizer:
 def run(tokenizer: Tokenizer, ids: list[int], **params: object) -> tuple[str, Ending | None, int]:
     """Text, ending and tokens taken of a sample that gets these ids."""
     how = SamplingParams(**params)  # type: ignore[arg-type]
-    output = SampleOutput(0, how, tokenizer, frozenset({263}), how.max_new_tokens or 100)
+    output = DeltaBuilder(0, how, tokenizer, frozenset({263}), how.max_new_tokens or 100)
     texts: list[str] = []
     for token in ids:
         delta, ending = output.push(token, None)
@@ -94,14 +94,14 @@ def test_half_a_character_waits_and_is_replaced_at_the_end(tokenizer: Tokenizer)
 
 
 def test_without_a_tokenizer_there_is_no_text() -> None:
-    output = SampleOutput(0, SamplingParams(), None, frozenset(), 2)
+    output = DeltaBuilder(0, SamplingParams(), None, frozenset(), 2)
     assert output.push(5, None)[0].text == ""
     delta, ending = output.push(6, None)
     assert (delta.text, delta.token_ids, ending) == ("", (6,), Ending(FinishReason.LENGTH))
 
 
 def test_a_token_waits_until_its_place_is_certain_if_its_log_probability_is_asked_for(tokenizer: Tokenizer) -> None:
-    output = SampleOutput(0, SamplingParams(stop=("nd the",)), tokenizer, (263,), 100)
+    output = DeltaBuilder(0, SamplingParams(stop=("nd the",)), tokenizer, (263,), 100)
     sent, text, ending = list[list[int]](), "", None
     for token in tokenizer.encode("a€end then"):
         delta, ending = output.push(token, TokenLogprob(token, -1.0, 1, b""))

@@ -1,1 +1,0 @@
-"""The blocks of the KV cache: their allocator, and the tables of sequences."""
