@@ -13,7 +13,7 @@ import pytest
 
 from tk.infer.engine.request.events import Done, Event, TokenLogprob, TopLogprob
 from tk.infer.engine.request.request import Request
-from tk.infer.engine.schedule.samples.output import Ending
+from tk.infer.engine.schedule.samples.deltas import DeltaBuilder, Ending
 from tk.tests.infer.serve.fake_engine import ByteTokenizer, FakeEngine, finished, started
 from tk.tests.infer.serve.http.http_server import HttpServerThread
 from tk.tests.text.families import FAMILIES, tokenizer_of
