@@ -164,9 +164,8 @@ def _server(checkpoint: Path) -> Iterator[str]:
 
 
 def _check_health(address: str) -> None:
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
-
     import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     with grpc.insecure_channel(address) as channel:
         request = health_pb2.HealthCheckRequest(service="tk.v1.Generation")

@@ -2,9 +2,8 @@
 
 from typing import Any, Final
 
-from google.rpc import error_details_pb2, status_pb2
-
 import grpc
+from google.rpc import error_details_pb2, status_pb2
 
 from ...core.errors import Cancelled, DeadlinePassed, InvalidRequest, Overloaded, TkError
 

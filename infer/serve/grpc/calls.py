@@ -6,11 +6,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
-
-import grpc
 
 from ..access.callers import Callers
 from ..access.tokens import GENERATE, Caller

@@ -3,9 +3,8 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE
-
 import grpc
+from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE
 
 from ....core.errors import TkError
 from ..access.callers import Callers

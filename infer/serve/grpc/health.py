@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
-from grpc_health.v1 import health, health_pb2
-
 import grpc
+from grpc_health.v1 import health, health_pb2
 
 from ..operations.lifecycle import ServerState
 from .messages import ServeCall, make_handler, only_message, read_short_message

@@ -10,11 +10,10 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.descriptor import Descriptor, ServiceDescriptor
 from grpc_reflection.v1alpha import reflection, reflection_pb2
-
-import grpc
 
 from ....proto.open_inference import open_inference_pb2
 from .messages import read_short_message

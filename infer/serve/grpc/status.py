@@ -8,11 +8,10 @@ from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import unquote
 
+import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
-
-import grpc
 
 from ....core.errors import InvalidRequest, Overloaded, TkError, WorkerDied
 from ..errors import Draining, Loading, text_for_client
