@@ -83,7 +83,7 @@ class Completion:
 
 
 @dataclass
-class _Sample:
+class _SampleParts:
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -96,7 +96,7 @@ class CompletionBuilder:
     def __init__(self) -> None:
         self._started: Started | None = None
         self._prompt_logprobs: list[TokenLogprob] = []
-        self._samples: dict[int, _Sample] = {}
+        self._samples: dict[int, _SampleParts] = {}
 
     def add(self, event: Event) -> None:
         """Adds one event; raises the error of a Failed event."""
@@ -107,12 +107,12 @@ class CompletionBuilder:
             case PromptLogprobs():
                 self._prompt_logprobs.extend(event.logprobs)
             case Delta():
-                sample = self._samples.setdefault(event.index, _Sample())
+                sample = self._samples.setdefault(event.index, _SampleParts())
                 sample.texts.append(event.text)
                 sample.token_ids.extend(event.token_ids)
                 sample.logprobs.extend(event.logprobs)
             case Finished():
-                self._samples.setdefault(event.index, _Sample()).finished = event
+                self._samples.setdefault(event.index, _SampleParts()).finished = event
             case Failed():
                 raise event.error
             case Done():
@@ -138,7 +138,7 @@ class CompletionBuilder:
         )
 
 
-def _choice(index: int, sample: _Sample, finished: Finished) -> Choice:
+def _choice(index: int, sample: _SampleParts, finished: Finished) -> Choice:
     return Choice(
         index=index,
         text="".join(sample.texts),
