@@ -22,7 +22,7 @@ else:
         {
             "AsyncClient": ".client.async_client",
             "AsyncLLM": ".engine.async_llm",
-            "CacheOptions": ".engine.request.events",
+            "CacheOptions": ".engine.request.request",
             "Choice": ".engine.request.completion",
             "Client": ".client.client",
             "Credentials": ".client.credentials",

@@ -9,6 +9,7 @@ import sys
 import zipfile
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,6 +18,9 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import tk
+import tk.checkpoint
+import tk.infer
+import tk.train
 from tk.infer.serve.openai.page.files import FILES as PAGE_FILES
 from tk.tests.house.conftest import ROOMS
 from tk.tests.house.syntax import nodes
@@ -142,3 +146,8 @@ def test_public_names_are_the_promised_ones() -> None:
         assert getattr(tk, name).__module__.startswith(homes.get(name, "tk.infer"))
     with pytest.raises(AttributeError, match="no attribute 'Trainr'"):
         tk.Trainr  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize("package", [tk, tk.checkpoint, tk.infer, tk.train])
+def test_every_public_name_is_where_its_package_says(package: ModuleType) -> None:
+    assert [name for name in dir(package) if getattr(package, name, None) is None] == []
