@@ -30,7 +30,7 @@ def top(address: str, interval: float, once: bool, as_json: bool, **options: Any
     from rich.console import Console
     from rich.live import Live
 
-    from ..infer.client.load_reader import LoadReader
+    from ..infer.client.connection import LoadReader
 
     with LoadReader(
         address, timeout=_TIMEOUT_SECONDS, max_attempts=1, credentials=take_credentials(options)()

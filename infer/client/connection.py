@@ -1,16 +1,82 @@
-"""The part that all clients of a server share: a channel, and the attempts of a call. It does not import torch."""
+"""The connections to a server that all clients share: a channel, the attempts of a call, and the errors of a status."""
 
+import random
 import time
-from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Final, Self
 
 import grpc
+from google.rpc import error_details_pb2, status_pb2
 
+from ...core.errors import Cancelled, DeadlinePassed, InvalidRequest, Overloaded, TkError
 from ...core.home_process import HomeProcess
+from ...proto.v1 import generation_pb2 as pb
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
-from .attempts import Attempts
 from .credentials import Credentials
-from .remote_errors import error_from_rpc
+
+_DETAILS_KEY: Final = "grpc-status-details-bin"
+FIRST_PAUSE_SECONDS: Final = 0.2
+LONGEST_PAUSE_SECONDS: Final = 5.0
+# The part of a pause that is drawn: callers that were refused together must not come back together.
+_DRAWN: Final = 0.5
+
+
+class RemoteError(TkError):
+    """A call that a server refused or could not finish.
+
+    Attributes:
+        status: the name of the gRPC status, for example "NOT_FOUND".
+        retry_after: the number of seconds after which the client should try again, if the server sent it.
+    """
+
+    def __init__(self, message: str, status: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after = retry_after
+
+
+class Unavailable(RemoteError):
+    """A call to an address without a server, or to a server that is draining or has lost a worker."""
+
+    grpc_status = "UNAVAILABLE"
+
+
+class Attempts:
+    """The attempts of one call, which begins now.
+
+    Pauses double from attempt to attempt (exponential backoff with jitter) and are at least as long as the server asks.
+
+    Args:
+        most: the largest number of attempts.
+        timeout: the seconds that all attempts and pauses together may take; None = no limit.
+    """
+
+    def __init__(self, most: int, timeout: float | None) -> None:
+        self._left = most
+        self._pause = FIRST_PAUSE_SECONDS
+        self._end = None if timeout is None else time.monotonic() + timeout
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The time until the call must be over, at least 0; None = no limit."""
+        return None if self._end is None else max(0.0, self._end - time.monotonic())
+
+    def pause_after(self, error: TkError) -> float:
+        """Returns the seconds to wait before the next attempt.
+
+        Raises:
+            TkError: the error itself, if no other attempt makes sense: another one would fail too, there were enough,
+                or there is no time left for one.
+        """
+        self._left -= 1
+        if self._left < 1 or not isinstance(error, (Overloaded, Unavailable)):
+            raise error
+        drawn = self._pause * (1 - _DRAWN * random.random())
+        self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
+        asked = error.retry_after or 0.0
+        pause = max(drawn, asked + _DRAWN * random.random() * min(asked, FIRST_PAUSE_SECONDS))
+        if self._end is not None and time.monotonic() + pause >= self._end:
+            raise error
+        return pause
 
 
 class ServerConnection:
@@ -72,9 +138,7 @@ class BlockingConnection(ServerConnection):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _call(self, method: Any, request: Any) -> Any:
@@ -85,3 +149,55 @@ class BlockingConnection(ServerConnection):
                 return method(request, timeout=attempts.seconds_left, metadata=self._metadata)
             except grpc.RpcError as error:
                 time.sleep(self._pause(error, attempts))
+
+
+class LoadReader(BlockingConnection):
+    """A connection to the service Admin of a server; the arguments are those of `ServerConnection`."""
+
+    _service = pb_grpc.AdminStub
+
+    def read(self) -> dict[str, Any]:
+        """Returns the fields of the message Load by name; `state` is a word in lower case, as "serving".
+
+        Raises:
+            TkError: the server does not answer, or refuses; see `error_from_rpc`.
+        """
+        load = self._call(self._stub.GetLoad, pb.GetLoadRequest())
+        fields = {field.name: getattr(load, field.name) for field in load.DESCRIPTOR.fields}
+        known = pb.State.DESCRIPTOR.values_by_number.get(load.state)
+        state = f"state {load.state}" if known is None else known.name.removeprefix("STATE_").lower()
+        return fields | {"state": state}
+
+
+def error_from_rpc(error: grpc.RpcError, target: str) -> TkError:
+    """Rebuilds the error of a status that names its class; other statuses become Unavailable or RemoteError."""
+    status: str = error.code().name
+    message = f"{target}: {error.details() or status}"
+    details = _details(error)
+    retry = details.get("RetryInfo")
+    retry_after = retry.retry_delay.ToNanoseconds() / 1e9 if retry else None
+    match status:
+        case "INVALID_ARGUMENT":
+            bad = details.get("BadRequest")
+            return InvalidRequest(message, field=bad.field_violations[0].field if bad else "")
+        case "RESOURCE_EXHAUSTED" if retry_after is not None:
+            return Overloaded(message, retry_after)
+        case "CANCELLED":
+            return Cancelled(message)
+        case "DEADLINE_EXCEEDED":
+            return DeadlinePassed(message)
+        case "UNAVAILABLE":
+            return Unavailable(message, status, retry_after)
+    return RemoteError(f"{message} ({status})", status, retry_after)
+
+
+def _details(error: grpc.RpcError) -> dict[str, Any]:
+    """Returns the google.rpc details that the client uses, by name."""
+    raw = next((value for key, value in error.trailing_metadata() or () if key == _DETAILS_KEY), b"")
+    found: dict[str, Any] = {}
+    for packed in status_pb2.Status.FromString(raw).details:
+        for kind in (error_details_pb2.BadRequest, error_details_pb2.RetryInfo):
+            detail = kind()
+            if packed.Unpack(detail):
+                found[kind.DESCRIPTOR.name] = detail
+    return found

@@ -32,9 +32,7 @@ FLOORS: dict[str, dict[str, int]] = {
     "infer": {"engine": 0, "client": 1, "serve": 2},
     "infer/client": {
         "credentials": 0,
-        "remote_errors": 0,
         "wire": 0,
-        "attempts": 1,
         "outgoing": 1,
         "connection": 2,
         "client": 3,

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tk.core.errors import InvalidRequest, Overloaded, WorkerDied
-from tk.infer.client import attempts as attempts_module
+from tk.infer.client import connection
 from tk.infer.client.async_client import AsyncClient
-from tk.infer.client.remote_errors import Unavailable
+from tk.infer.client.connection import Unavailable
 from tk.infer.engine.request.events import Delta, Done, Finished, Started
 from tk.infer.engine.request.request import CacheOptions, Request
 from tk.infer.engine.request.sampling_params import SamplingParams
@@ -22,8 +22,8 @@ Work = Callable[[AsyncClient], Awaitable[Any]]
 @pytest.fixture
 def run(server: ServerThread, monkeypatch: pytest.MonkeyPatch) -> Callable[[Work], Any]:
     """Runs a coroutine function with a client, on an event loop of its own."""
-    monkeypatch.setattr(attempts_module, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(attempts_module, "LONGEST_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(connection, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(connection, "LONGEST_PAUSE_SECONDS", 0.02)
 
     async def connected(work: Work) -> Any:
         async with AsyncClient(server.target, timeout=20) as client:

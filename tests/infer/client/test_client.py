@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tk.core.errors import Cancelled, DeadlinePassed, InvalidRequest, Overloaded, TkError, WorkerDied
-from tk.infer.client import attempts as attempts_module
+from tk.infer.client import connection
 from tk.infer.client.client import Client
-from tk.infer.client.remote_errors import RemoteError, Unavailable
+from tk.infer.client.connection import RemoteError, Unavailable
 from tk.infer.engine.request.events import (
     Delta,
     Done,
@@ -36,8 +36,8 @@ def client(server: ServerThread) -> Iterator[Client]:
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts_module, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(attempts_module, "LONGEST_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(connection, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(connection, "LONGEST_PAUSE_SECONDS", 0.02)
 
 
 def echo(request: Request) -> list[Event]:

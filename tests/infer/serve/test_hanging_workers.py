@@ -20,8 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tk.core.errors import TkError
 from tk.infer.client.client import Client
-from tk.infer.client.load_reader import LoadReader
-from tk.infer.client.remote_errors import Unavailable
+from tk.infer.client.connection import LoadReader, Unavailable
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.tests.infer.serve.serving import WAIT_SECONDS, Serving, shared_memory
 from tk.tests.infer.serve.tiny_model import write_tiny_model

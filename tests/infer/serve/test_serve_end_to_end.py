@@ -25,7 +25,7 @@ from tk.core.dtypes import COMPUTE_NAMES
 from tk.core.errors import InvalidRequest
 from tk.infer.client.async_client import AsyncClient
 from tk.infer.client.client import Client
-from tk.infer.client.remote_errors import Unavailable
+from tk.infer.client.connection import Unavailable
 from tk.infer.engine.kernels.native.binding.library import instruction_sets
 from tk.infer.engine.kv_formats import KV_DTYPES
 from tk.infer.engine.llm import LLM

@@ -14,8 +14,7 @@ import pytest
 
 from tk.core.errors import Cancelled
 from tk.infer.client.client import Client
-from tk.infer.client.load_reader import LoadReader
-from tk.infer.client.remote_errors import Unavailable
+from tk.infer.client.connection import LoadReader, Unavailable
 from tk.infer.engine.request.events import Delta, Started
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.tests.infer.serve.serving import Serving, shared_memory

@@ -1,12 +1,11 @@
-"""The pauses between attempts, and their end."""
+"""The attempts of a call: the pauses between them, and their end."""
 
 import time
 
 import pytest
 
 from tk.core.errors import Cancelled, InvalidRequest, Overloaded, TkError
-from tk.infer.client.attempts import Attempts
-from tk.infer.client.remote_errors import Unavailable
+from tk.infer.client.connection import Attempts, Unavailable
 
 GONE = Unavailable("gone", "UNAVAILABLE")
 
