@@ -1,8 +1,9 @@
-"""Building of grammars: the vocabulary as the grammar library reads it, the limits, and the errors in our words."""
+"""The building and keeping of grammars: for the grammar library, with its limits, and with its errors in our words."""
 
 import json
 import threading
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ....core.errors import CheckpointError, InvalidRequest
@@ -10,15 +11,14 @@ from ....core.extras import install_line
 from ....core.integers import ceil_div
 from ....text.library_errors import failing_as
 from ....text.tokenizer import Tokenizer
-from .grammar import NO_TOKEN, Constraint, FirstState, Grammar, first_line
-from .kept_grammars import KeptGrammars
-from .spelled_tokens import mask_of
+from .grammar import MASK_WORD, NO_TOKEN, Constraint, FirstState, Grammar, first_line, mask_of
 from .vocabulary import Place, Vocabulary, place_of
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MAX_BYTES: Final = 1 << 18  # of a constraint's text
+NUM_KEPT: Final = 32  # a simple grammar has some hundred KiB, and one with as many states as it may have 25 MiB
 _JSON: Final = {"whitespace_flexible": False, "lenient": False}  # wins over a schema's own "x-guidance"
 # The limits of a grammar: its symbols, the work of building it (about 20 ms), states of its lexer (1 to 2 KiB each).
 _GRAMMAR_SIZE: Final = 200_000
@@ -34,6 +34,48 @@ class MissingExtra(InvalidRequest):
     """A request that needs an optional package which is not installed where the model is served."""
 
     grpc_status = "UNIMPLEMENTED"
+
+
+class KeptGrammars:
+    """The grammars of principals, who share none: the time to build one would show which ones others use.
+
+    Above the bound, the principal with the most grammars loses the one that it has not used for longest. All methods
+    may be called from any thread.
+
+    Args:
+        most: the number of grammars of all principals.
+    """
+
+    def __init__(self, most: int = NUM_KEPT) -> None:
+        self._most = most
+        self._lock = threading.Lock()  # guards all below
+        self._of: dict[str, OrderedDict[Hashable, Grammar]] = {}  # by principal; each has at least one
+
+    def find(self, principal: str, name: Hashable) -> Grammar | None:
+        """Returns a principal's grammar, unless it is worn."""
+        with self._lock:
+            own = self._of.get(principal, OrderedDict())
+            if name not in own or own[name].is_worn:
+                return None
+            own.move_to_end(name)
+            return own[name]
+
+    def add(self, principal: str, name: Hashable, grammar: Grammar) -> None:
+        """Keeps a grammar, and lets go of worn ones and of those above the bound."""
+        with self._lock:
+            self._of.setdefault(principal, OrderedDict())[name] = grammar
+            self._of[principal].move_to_end(name)
+            for owner, kept in list(self._of.items()):
+                for each in [each for each in kept if kept[each].is_worn]:
+                    self._drop(owner, each)
+            while sum(map(len, self._of.values())) > self._most:
+                fullest = max(self._of, key=lambda owner: (len(self._of[owner]), owner == principal))
+                self._drop(fullest, next(iter(self._of[fullest])))
+
+    def _drop(self, principal: str, name: Hashable) -> None:
+        del self._of[principal][name]
+        if not self._of[principal]:
+            del self._of[principal]
 
 
 class Grammars:
@@ -116,7 +158,7 @@ class Grammars:
 
     def _check_beginning(self, constraint: Constraint, matcher: "LLMatcher") -> None:
         """Raises InvalidRequest if no token can begin a text, which also finds texts that can never be."""
-        can_begin = mask_of(matcher, ceil_div(self._vocab_size, 32)).any()
+        can_begin = mask_of(matcher, ceil_div(self._vocab_size, MASK_WORD)).any()
         why = first_line(matcher.get_error()) if matcher.is_error() else ""
         if why.startswith(NO_TOKEN) or not (can_begin or why):
             raise _wrong(constraint, "no text matches it that the model's tokens can spell")

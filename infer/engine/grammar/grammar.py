@@ -5,7 +5,7 @@ The grammar library is of the extra `structured`; this module needs it only for 
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from ....core.errors import InvalidRequest
 from ....core.integers import ceil_div
-from .spelled_tokens import mask_of
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -25,7 +24,9 @@ _WORN_TOKENS: Final = 8192
 # The library counts the work of steps from one mask to the next, of all samples together. Samples mostly need no mask.
 _TOKENS_OF_MASK: Final = 64
 _TOKENS_OF_START: Final = 256  # of a sample that begins, which may have many
-ALL_TOKENS: Final = np.uint32(2**32 - 1)  # a word of a mask that allows its 32 tokens
+MASK_WORD: Final = 32  # tokens of a word of a mask
+ALL_TOKENS: Final = np.uint32(2**MASK_WORD - 1)  # a word of a mask that allows its 32 tokens
+NUM_BYTES: Final = 256  # the library has a token for each byte behind those of the model (see `SpelledTokens`)
 
 
 @dataclass(frozen=True)
@@ -56,49 +57,51 @@ class FirstState:
     special_ids: frozenset[int]
 
 
-@dataclass
-class Wear:
-    """The use of a grammar's states, which all samples share: they are made as texts need them, up to a limit.
+class Grammar:
+    """A constraint that was built for a vocabulary.
+
+    All samples share its states, which are made as texts need them, up to a limit.
 
     Attributes:
-        tokens: the tokens of all samples so far, with some for each sample that has begun.
+        constraint: the constraint.
+        inside: the library's matcher before the first token; nothing changes it.
+        vocab_size: the number of tokens of the model's vocabulary.
+        first: the state until a token has a text, which nothing changes either; None if it is `inside`.
+        num_tokens: the tokens of all samples so far, with some for each sample that has begun.
     """
 
-    tokens: int = 0
+    def __init__(
+        self, constraint: Constraint, inside: "LLMatcher", vocab_size: int, first: FirstState | None = None
+    ) -> None:
+        self.constraint, self.inside, self.vocab_size, self.first = constraint, inside, vocab_size, first
+        self.num_tokens = 0
 
     @property
     def is_worn(self) -> bool:
-        """Whether later samples need states of their own, so that none fails for those that others made."""
-        return self.tokens >= _WORN_TOKENS
+        """Whether the next sample should have another one's states, so that none fails for those that others made."""
+        return self.num_tokens >= _WORN_TOKENS
+
+    def start(self, keep_special_tokens: bool = False) -> "Matcher":
+        """Returns the state before the first token, of a sample of its own, whose text may show special tokens."""
+        self.num_tokens += _TOKENS_OF_START
+        return Matcher(self, keep_special_tokens)
 
 
 class Matcher:
     """The state of a grammar along one sample. Only the engine's thread uses it.
 
     Args:
-        constraint: the constraint.
-        state: the library's matcher, which this object owns.
-        vocab_size: the number of tokens of the model's vocabulary.
-        first: the state until a token has a text, which this object owns too; None if it is `state`.
+        grammar: the grammar, which counts the sample's tokens.
         keep_special_tokens: whether texts show special tokens.
-        wear: counts the tokens; None = a count of this sample alone.
     """
 
-    def __init__(
-        self,
-        constraint: Constraint,
-        state: "LLMatcher",
-        vocab_size: int,
-        first: FirstState | None = None,
-        keep_special_tokens: bool = False,
-        wear: Wear | None = None,
-    ) -> None:
-        self._constraint, self._wear = constraint, wear or Wear()
-        self._first, self._inside, self._keep = first, state, keep_special_tokens
-        self._state = state if first is None else first.state  # the one for the next token
+    def __init__(self, grammar: Grammar, keep_special_tokens: bool = False) -> None:
+        self._grammar, self._first, self._keep = grammar, grammar.first, keep_special_tokens
+        self._inside = grammar.inside.deep_copy()
+        self._state = self._inside if self._first is None else self._first.state.deep_copy()  # for the next token
         self._has_none = False  # whether a mask allowed no token
         self._forced: list[int] | None = None  # tokens of which the first alone may follow; None = they are not known
-        self._vocab_size, self.num_words = vocab_size, ceil_div(vocab_size, 32)
+        self.num_words = ceil_div(grammar.vocab_size, MASK_WORD)
 
     @property
     def is_complete(self) -> bool:
@@ -110,17 +113,17 @@ class Matcher:
         """The reason why the grammar cannot go on, if it cannot; then every later mask is void."""
         if not (self._has_none or self._state.is_error()):
             return None
-        why = first_line(self._state.get_error())
+        field, why = self._grammar.constraint.field, first_line(self._state.get_error())
         if self._has_none or why.startswith(NO_TOKEN):
             return InvalidRequest(
-                f"{self._constraint.field} came to a place where the text must go on and no token of the model's "
-                "vocabulary does. Allow characters that the vocabulary has.",
-                field=self._constraint.field,
+                f"{field} came to a place where the text must go on and no token of the model's vocabulary does. Allow "
+                "characters that the vocabulary has.",
+                field=field,
             )
         return InvalidRequest(
-            f"{self._constraint.field} became too complex in the middle of a sample ({why}). Simplify it: shorter "
-            "bounds, fewer alternatives that begin alike.",
-            field=self._constraint.field,
+            f"{field} became too complex in the middle of a sample ({why}). Simplify it: shorter bounds, fewer "
+            "alternatives that begin alike.",
+            field=field,
         )
 
     def take(self, token: int) -> None:
@@ -128,7 +131,7 @@ class Matcher:
         self._forced = None
         self._state.consume_token(token)
         self._count()
-        if self._wear.tokens % _TOKENS_OF_MASK == 0 and not self._state.is_error():
+        if self._grammar.num_tokens % _TOKENS_OF_MASK == 0 and not self._state.is_error():
             mask_of(self._state, self.num_words)
         if self._first is None or self._state.is_error():
             return
@@ -136,10 +139,15 @@ class Matcher:
         if self._keep or token not in self._first.special_ids:  # else the next one is still the first of the text
             self._first, self._state = None, self._inside
 
-    def look_ahead(self) -> None:
-        """Finds out whether one token alone may follow, which takes longer than the rest of `first_allowed`."""
+    def look_ahead(self) -> list[int]:
+        """Finds out whether one token alone may follow, which takes longer than the rest of `first_allowed`.
+
+        Returns:
+            Tokens of which the first alone may follow, or none.
+        """
         if self._forced is None:
             self._forced = self._state.compute_ff_tokens()
+        return self._forced
 
     def first_allowed(self, candidates: Sequence[int]) -> int | None:
         """Returns the first of some tokens that may follow, or the only token that may; None if there is neither.
@@ -149,10 +157,8 @@ class Matcher:
         Args:
             candidates: token ids, best first; those behind a negative one do not count.
         """
-        if self._forced is None:
-            self.look_ahead()
-        if self._forced:
-            return self._forced[0] if self._forced[0] < self._vocab_size else None  # one that only the library has
+        if forced := self.look_ahead():
+            return forced[0] if forced[0] < self._grammar.vocab_size else None  # one that only the library has
         is_allowed = self._state.validate_tokens
         for token in candidates:
             if token < 0:
@@ -171,38 +177,16 @@ class Matcher:
         self._count()
 
     def _count(self) -> None:
-        self._wear.tokens += _WORN_TOKENS if self._state.is_error() else 1
-
-
-class Grammar:
-    """A constraint that was built for a vocabulary.
-
-    Args:
-        constraint: the constraint.
-        start: the library's matcher before the first token; nothing changes it.
-        vocab_size: the number of tokens of the model's vocabulary.
-        first: the state until a token has a text, which nothing changes either; None if it is `start`.
-    """
-
-    def __init__(
-        self, constraint: Constraint, start: "LLMatcher", vocab_size: int, first: FirstState | None = None
-    ) -> None:
-        self._constraint, self._start, self._vocab_size, self._first = constraint, start, vocab_size, first
-        self._wear = Wear()
-
-    @property
-    def is_worn(self) -> bool:
-        """Whether the states of the grammar have been used so much that the next sample should have another one's."""
-        return self._wear.is_worn
-
-    def start(self, keep_special_tokens: bool = False) -> Matcher:
-        """Returns the state before the first token, of a sample of its own."""
-        first = None if self._first is None else replace(self._first, state=self._first.state.deep_copy())
-        self._wear.tokens += _TOKENS_OF_START
-        state = self._start.deep_copy()
-        return Matcher(self._constraint, state, self._vocab_size, first, keep_special_tokens, self._wear)
+        self._grammar.num_tokens += _WORN_TOKENS if self._state.is_error() else 1
 
 
 def first_line(message: str) -> str:
     """Returns the message of the library as one line without its dump of states."""
     return " ".join(re.split("<(?:state|non-verbose)", message)[0].split()).rstrip(".")
+
+
+def mask_of(state: "LLMatcher", num_words: int) -> npt.NDArray[Any]:
+    """Returns which tokens of the model may follow: uint32 [num_words]; other threads run meanwhile."""
+    mask = np.empty(num_words + NUM_BYTES // MASK_WORD, np.uint32)
+    state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+    return mask[:num_words]

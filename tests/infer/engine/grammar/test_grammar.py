@@ -26,7 +26,7 @@ class Script:
         self.mask_byte = 255
 
     def deep_copy(self) -> "Script":
-        return Script(self.limit, self.message)
+        return self
 
     def consume_token(self, token: int) -> None:
         self.taken.append(token)
@@ -56,8 +56,15 @@ class Script:
         ctypes.memset(address, self.mask_byte, num_bytes)
 
 
+class Copied(Script):
+    """A script whose copies are others, as the library's are."""
+
+    def deep_copy(self) -> "Script":
+        return Copied(self.limit, self.message)
+
+
 def matcher(script: Script, vocab_size: int = 65) -> Matcher:
-    return Matcher(CONSTRAINT, cast("LLMatcher", script), vocab_size)
+    return Grammar(CONSTRAINT, cast("LLMatcher", script), vocab_size).start()
 
 
 @pytest.mark.parametrize("kind", ["json_schema", "regex", "grammar"])
@@ -93,7 +100,7 @@ def test_a_token_of_the_library_alone_is_no_candidate() -> None:
 def test_the_first_token_with_a_text_may_have_other_bytes(keep: bool, then: list[list[int]]) -> None:
     first, inside = Script(), Script()
     state = FirstState(cast("LLMatcher", first), {5: [1, 2]}, frozenset({9}))
-    made = Matcher(CONSTRAINT, cast("LLMatcher", inside), 65, state, keep)
+    made = Grammar(CONSTRAINT, cast("LLMatcher", inside), 65, state).start(keep)
     made.take(9)  # a special token, which may have no text
     made.take(5)
     assert [first.taken, inside.taken] == then
@@ -146,7 +153,7 @@ def test_a_grammar_that_cannot_go_on_says_why() -> None:
 
 
 def test_every_sample_has_a_state_of_its_own() -> None:
-    start = Script()
+    start = Copied()
     grammar = Grammar(CONSTRAINT, cast("LLMatcher", start), 65)
     one, two = grammar.start(), grammar.start()
     one.take(5)

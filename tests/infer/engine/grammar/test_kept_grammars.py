@@ -4,8 +4,8 @@ from typing import cast
 
 import pytest
 
+from tk.infer.engine.grammar.compiler import KeptGrammars
 from tk.infer.engine.grammar.grammar import Grammar
-from tk.infer.engine.grammar.kept_grammars import KeptGrammars
 
 
 class Stub:

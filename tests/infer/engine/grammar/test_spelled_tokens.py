@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tk.core.errors import InvalidRequest
-from tk.infer.engine.grammar.spelled_tokens import SpelledTokens
+from tk.infer.engine.grammar.vocabulary import SpelledTokens
 
 TOKENS = [b"</s>", b"a", b"b", b"ab", b" c", b"", b"c\n"]
 BYTE = 32  # the id of byte 0, behind a whole word of a mask
