@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ....core.layout import Layout
 from ....core.local_params import LocalParam, local_params
+from ....model.shape import RopeScaling
 from ....model.spec import EMBEDDING, HEAD, POSITIONS, DecoderSpec, DenseSpec, ExpertsSpec, Rope
 from .operations import (
     AttendToCache,
@@ -56,6 +57,20 @@ class Program:
     rope: Rope | None
     vocab_size: int
     group_slices: int = 1
+
+
+def frequencies(rope: Rope, head_dim: int) -> list[float]:
+    """Returns the radians per position of each pair (d, d + head_dim / 2) of a head (RoFormer, arXiv 2104.09864)."""
+    plain = [rope.theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
+    return plain if rope.scaling is None else [_slowed(each, rope.scaling) for each in plain]
+
+
+def _slowed(frequency: float, scaling: RopeScaling) -> float:
+    """Scales a frequency as Llama 3 does: slow rotations are slowed by `factor`, fast ones kept, others in between."""
+    turns = scaling.original_max_position_embeddings * frequency / (2 * math.pi)  # in the context of pretraining
+    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    kept = min(1.0, max(0.0, kept))
+    return frequency * (kept + (1 - kept) / scaling.factor)
 
 
 def most_slices(spec: DecoderSpec) -> int:

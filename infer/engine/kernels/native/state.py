@@ -7,9 +7,8 @@ from .....core.dtypes import BF16
 from .....core.integers import ceil_div, round_up
 from ...kv_formats import GROUP, INT8, VectorFormat, hadamard_size, kv_format
 from ...options import MAX_HEAD_ROWS
-from ...program.lower import Program
+from ...program.lower import Program, frequencies
 from ...program.operations import Gate, Head, Multiply, Route, RunExperts
-from ...program.rotation import frequencies
 from ...step.step_plan import Array
 from ..backend import CacheShape
 from ..sampler.block import results_bytes

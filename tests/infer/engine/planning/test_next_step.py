@@ -12,8 +12,7 @@ import pytest
 
 from tk.core.errors import ConfigError
 from tk.infer.engine.options import EngineOptions
-from tk.infer.engine.planning.model_source import ModelSource
-from tk.infer.engine.planning.next_step import check_room, open_beside, resident_bytes
+from tk.infer.engine.planning.model_source import ModelSource, check_room, open_beside, resident_bytes
 from tk.text.tokenizer import Tokenizer
 
 
