@@ -19,7 +19,7 @@ from .grpc.ports import GrpcPorts
 from .grpc.reflection import known_names
 from .grpc.service import GENERATION, GenerationService
 from .metrics.observer import Observer, Observers
-from .metrics.tally import RequestTally
+from .metrics.statistics import RequestStatistics
 from .open_inference.service import OPEN_INFERENCE, OpenInferenceService
 from .operations.lifecycle import Lifecycle
 from .operations.reloads import Reloads
@@ -44,14 +44,16 @@ class Door(Protocol):
     def names(self) -> Set[str]:
         """The names of calls and fields in its protocol, which the log may have."""
 
-    async def open(self, runner: RequestRunner, callers: Callers, log: RequestLog, tally: RequestTally) -> None:
+    async def open(
+        self, runner: RequestRunner, callers: Callers, log: RequestLog, statistics: RequestStatistics
+    ) -> None:
         """Starts to listen, before the model is loaded; raises ConfigError if the address cannot be had.
 
         Args:
             runner: runs the requests.
             callers: identifies the callers by their tokens.
             log: the log of calls.
-            tally: counts the requests of all protocols.
+            statistics: counts the requests of all protocols.
         """
 
     def drain(self) -> None:
@@ -87,7 +89,7 @@ class Server:
         self._engine, self._options, self._reloads = engine, options, reloads
         health = Health()
         self._lifecycle = Lifecycle(health.show)
-        self._tally = RequestTally()
+        self._statistics = RequestStatistics()
         self._traces = _traces(engine, options)
         observer = self._observer()
         runner = self._runner = RequestRunner(engine, self._lifecycle, options.default_max_new_tokens, observer)
@@ -106,7 +108,7 @@ class Server:
         """Returns the observers of requests that the options ask for."""
         chosen: list[Observer] = []
         if self._doors:
-            chosen.append(self._tally)
+            chosen.append(self._statistics)
         if self._traces is not None:
             chosen.append(self._traces)
         return Observers(chosen)
@@ -120,7 +122,7 @@ class Server:
         self._lifecycle.report()
         address = await self.grpc.open()
         for door in self._doors:
-            await door.open(self._runner, self._callers, self._log, self._tally)
+            await door.open(self._runner, self._callers, self._log, self._statistics)
         loop = asyncio.get_running_loop()
 
         def on_change(error: WorkerDied | None) -> None:

@@ -61,7 +61,7 @@ FLOORS: dict[str, dict[str, int]] = {
     "infer/serve": {
         "engine_protocol": 0,
         "errors": 0,
-        "metrics": 0,
+        "metrics": 1,
         "access": 1,
         "options": 2,
         "operations": 3,

@@ -70,7 +70,7 @@ class RequestLog:
     def _end(self, record: RequestRecord) -> None:
         if record.runs:
             record.values["total_seconds"] = round(record.seconds(), 6)
-        if record.admitted is None and record.error is not None:
+        if record.progress.admitted is None and record.error is not None:
             self._write_one_of_many(record)
         elif record.runs:
             _write(record)
@@ -87,7 +87,7 @@ class RequestLog:
     def describe(self, record: RequestRecord, *prompts: GivenPrompt) -> None:
         """Adds the kind of a call's prompts to its record and, if they are logged, the texts, token ids or messages."""
         if any(isinstance(prompt, Conversation) for prompt in prompts):
-            record.operation = "chat"
+            record.terms.operation = "chat"
         if self._with_prompts:
             shown = [_prompt_in_json(prompt) for prompt in prompts]
             record.values["prompt"] = shown[0] if len(shown) == 1 else shown
@@ -162,11 +162,11 @@ def _write(record: RequestRecord, repeats: int = 0) -> None:
         **record.limits,
         **record.values,
     }
-    if record.timings:
-        fields["finish_reasons"] = ",".join(record.reasons)
-        fields["preemptions"] = sum(each.preemptions for each in record.timings)
-    if record.step is not None:
-        fields["step"] = record.step
+    progress = record.progress
+    if progress.samples:
+        fields |= {"finish_reasons": ",".join(progress.reasons), "preemptions": progress.preemptions}
+    if progress.step is not None:
+        fields["step"] = progress.step
     if repeats:
         fields["repeats"] = repeats
     words = " ".join(f"{name}={_shown(value)}" for name, value in fields.items())

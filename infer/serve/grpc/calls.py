@@ -16,7 +16,7 @@ from ..access.tokens import GENERATE, Caller
 from ..call.deadline import deadline_of, ended_by
 from ..call.request_ids import METADATA_KEY, is_id
 from ..call.request_log import RequestLog
-from ..metrics.request_record import RequestRecord, trace_of
+from ..metrics.request_record import RequestRecord
 from .messages import INLINE_BYTES, ServeCall, make_handler, only_message, read_message
 from .server import add_methods
 from .status import answered, client_of
@@ -40,8 +40,8 @@ class GrpcCall:
 
     def run(self, request_id: str = "") -> None:
         """Notes that the call is for a request to the engine, and the caller's name for it."""
-        self.record.runs, self.record.trace = True, trace_of(self.context.invocation_metadata())
-        self.record.deadline, self.record.request_id = self.deadline, request_id if is_id(request_id) else ""
+        self.record.run(self.context.invocation_metadata(), self.deadline)
+        self.record.request_id = request_id if is_id(request_id) else ""
 
     async def note(self, request_id: str) -> None:
         """Notes that the engine has accepted the request."""

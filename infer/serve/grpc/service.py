@@ -56,7 +56,7 @@ class GenerationService(pb_grpc.GenerationServicer):
         prompt, continuation = score_sides(request)
         self._log.describe(call.record, prompt)
         scored = score_request(*await self._runner.prompts.of_score(prompt, continuation, request.top), request.top)
-        call.record.params, call.record.operation = scored.params, "score"
+        call.record.terms.params, call.record.terms.operation = scored.params, "score"
         asked = Request(
             scored.prompt,
             scored.params,
@@ -92,7 +92,7 @@ class GenerationService(pb_grpc.GenerationServicer):
         prompt = prompt_of(request)
         self._log.describe(call.record, prompt)
         asked = replace(asked_request(request, prompt), deadline=call.deadline, at_once=at_once)
-        call.record.params = asked.params
+        call.record.terms.params = asked.params
         return self._runner.run(asked, call.caller, call.admit)
 
 

@@ -6,8 +6,8 @@ from typing import Final
 from ..access.callers import Callers
 from ..call.request_log import RequestLog
 from ..call.runner import RequestRunner
-from ..metrics.exposition import MetricsCollector, exposed
-from ..metrics.tally import RequestTally
+from ..metrics.exposition import MetricsCollector
+from ..metrics.statistics import RequestStatistics
 from ..options import ServerOptions
 from .listener import Listener
 from .messages import HttpRequest, Reply
@@ -29,9 +29,11 @@ class MetricsPort(Listener):
         most = min(MAX_CONNECTIONS, options.max_connections)
         super().__init__("metrics", options.metrics_host, options.metrics_port or 0, most)
 
-    async def open(self, runner: RequestRunner, callers: Callers, log: RequestLog, tally: RequestTally) -> None:
+    async def open(
+        self, runner: RequestRunner, callers: Callers, log: RequestLog, statistics: RequestStatistics
+    ) -> None:
         """Starts to listen; see `Door.open`."""
-        route = metrics_route(MetricsCollector(runner.engine, tally), None)
+        route = metrics_route(MetricsCollector(runner.engine, statistics), None)
         await self.listen(HttpRouter({PATH: route}, Callers(), OriginRules(), log), log)
 
 
@@ -39,7 +41,7 @@ def metrics_route(metrics: MetricsCollector, role: str | None) -> HttpRoute:
     """Returns the route of metrics for callers of a role; None = for all."""
 
     async def answer(request: HttpRequest, call: HttpCall, reply: Reply) -> None:
-        body, media_type = await asyncio.to_thread(exposed, metrics, request.header("accept"))
+        body, media_type = await asyncio.to_thread(metrics.exposed, request.header("accept"))
         await reply.whole(200, media_type, body)
 
     return HttpRoute(answer, role=role)

@@ -1,39 +1,171 @@
-"""The metrics of a server as Prometheus reads them."""
+"""The metrics of a server as Prometheus reads them: the table of all metrics, and its values in the text format.
 
-from collections.abc import Iterator, Mapping
-from typing import Protocol
+Names, label names and kinds are vLLM's, with `tk_` instead of `vllm:`, where it has a metric of that meaning; so its
+dashboards need a change of prefix only.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
-from ...engine.request.events import ModelInfo
 from ...engine.schedule.books import EngineLoad, EngineTotals
-from . import catalog
-from .catalog import MODEL_LABEL, MetricEntry
-from .tally import LatencyCounts, RequestTally
+from ..engine_protocol import ServedEngine
+from .statistics import LatencyHistogram, RequestStatistics
+
+PREFIX: Final = "tk_"
+MODEL_LABEL: Final = "model_name"
 
 
-class CountedBooks(Protocol):
-    """The part of an engine's books that metrics show."""
+@dataclass(frozen=True)
+class MetricSources:
+    """The values that metrics are read from, at one moment."""
 
-    def load(self) -> EngineLoad:
-        """Returns the load now."""
+    step: int
+    load: EngineLoad
+    totals: EngineTotals
+    requests: RequestStatistics
 
-    def totals(self) -> EngineTotals:
-        """Returns the totals since the start of the engine."""
+
+@dataclass(frozen=True)
+class MetricEntry:
+    """A metric.
+
+    Attributes:
+        name: the name without the prefix; that of a counter without `_total`, which Prometheus appends.
+        help: the help text.
+        read: returns its value, or its values by the label beside the model's; a histogram if that is its kind.
+        family: the kind of a metric that is no histogram.
+        label: the label beside the model's; "" = none.
+    """
+
+    name: str
+    help: str
+    read: Callable[[MetricSources], float | Mapping[str, int] | LatencyHistogram]
+    family: type[CounterMetricFamily | GaugeMetricFamily] = CounterMetricFamily
+    label: str = ""
+
+    def metric(self, sources: MetricSources, model: str) -> Metric:
+        """Returns the metric of a model with its values now."""
+        name, value = PREFIX + self.name, self.read(sources)
+        if isinstance(value, LatencyHistogram):
+            histogram = HistogramMetricFamily(name, self.help, labels=[MODEL_LABEL])
+            histogram.add_metric([model], *value.read())
+            return histogram
+        metric = self.family(name, self.help, labels=[MODEL_LABEL, *([self.label] if self.label else [])])
+        if isinstance(value, Mapping):
+            for label, count in list(value.items()):  # the engine's thread may add one meanwhile
+                metric.add_metric([model, label], count)
+        else:
+            metric.add_metric([model], value)
+        return metric
 
 
-class CountedEngine(Protocol):
-    """The part of an engine that metrics show."""
-
-    @property
-    def info(self) -> ModelInfo:
-        """The description of the served model."""
-
-    @property
-    def books(self) -> CountedBooks:
-        """The load and the totals."""
+CATALOG: Final = (
+    MetricEntry(
+        "num_requests_running", "Sequences that are computed.", lambda now: now.load.running, GaugeMetricFamily
+    ),
+    MetricEntry(
+        "num_requests_waiting", "Sequences that wait to be computed.", lambda now: now.load.waiting, GaugeMetricFamily
+    ),
+    MetricEntry(
+        "num_tokens_waiting",
+        "Prompt tokens that wait to be computed.",
+        lambda now: now.load.queued_tokens,
+        GaugeMetricFamily,
+    ),
+    MetricEntry(
+        "kv_cache_usage_perc",
+        "Share of the blocks of the KV cache that requests hold, 0 to 1.",
+        lambda now: now.load.blocks_used / max(now.load.blocks_total, 1),
+        GaugeMetricFamily,
+    ),
+    MetricEntry(
+        "kv_blocks_leaked",
+        "Blocks of the KV cache that are used and that no request holds.",
+        lambda now: now.totals.leaked_blocks,
+        GaugeMetricFamily,
+    ),
+    MetricEntry("checkpoint_step", "Training step of the served checkpoint.", lambda now: now.step, GaugeMetricFamily),
+    MetricEntry(
+        "prefix_cache_queries",
+        "Prompt tokens that were looked up in the prefix cache.",
+        lambda now: now.totals.prompt_tokens,
+    ),
+    MetricEntry("prefix_cache_hits", "Prompt tokens that the prefix cache had.", lambda now: now.totals.cached_tokens),
+    MetricEntry(
+        "num_preemptions", "Sequences whose blocks were taken away for others.", lambda now: now.totals.preemptions
+    ),
+    MetricEntry(
+        "prompt_tokens", "Prompt tokens of the requests that were admitted.", lambda now: now.totals.prompt_tokens
+    ),
+    MetricEntry("generation_tokens", "New tokens.", lambda now: now.totals.new_tokens),
+    MetricEntry(
+        "request_success",
+        "Completed samples, by the reason for their end.",
+        lambda now: now.requests.successes,
+        label="finished_reason",
+    ),
+    MetricEntry(
+        "request_failures",
+        "Requests that failed after the engine took them.",
+        lambda now: now.requests.failures,
+        label="status",
+    ),
+    MetricEntry(
+        "request_rejections",
+        "Calls that were refused before the engine took them.",
+        lambda now: now.requests.rejections,
+        label="status",
+    ),
+    MetricEntry(
+        "principal_requests",
+        "Requests that were taken and have ended.",
+        lambda now: now.requests.principals.requests,
+        label="principal",
+    ),
+    MetricEntry(
+        "principal_prompt_tokens",
+        "Tokens of the prompts of these.",
+        lambda now: now.requests.principals.prompt_tokens,
+        label="principal",
+    ),
+    MetricEntry(
+        "principal_generation_tokens",
+        "New tokens that were sent of these.",
+        lambda now: now.requests.principals.new_tokens,
+        label="principal",
+    ),
+    MetricEntry(
+        "principal_rejections",
+        "Calls that were refused before.",
+        lambda now: now.requests.principals.refused,
+        label="principal",
+    ),
+    MetricEntry(
+        "time_to_first_token_seconds",
+        "Time from the submission of a request to its first token.",
+        lambda now: now.requests.first_token,
+    ),
+    MetricEntry(
+        "inter_token_latency_seconds",
+        "Time between two tokens of a sample, when the engine sends them.",
+        lambda now: now.requests.between_tokens,
+    ),
+    MetricEntry(
+        "e2e_request_latency_seconds",
+        "Time from submission to the last token of a completed request.",
+        lambda now: now.requests.end_to_end,
+    ),
+    MetricEntry(
+        "request_queue_time_seconds",
+        "Time that a completed request waited to be computed.",
+        lambda now: now.requests.queue_time,
+    ),
+)
 
 
 class MetricsCollector:
@@ -41,85 +173,26 @@ class MetricsCollector:
 
     Args:
         engine: the engine.
-        tally: the counts of its requests.
+        statistics: the statistics of its requests.
     """
 
-    def __init__(self, engine: CountedEngine, tally: RequestTally) -> None:
-        self._engine, self._tally = engine, tally
+    def __init__(self, engine: ServedEngine, statistics: RequestStatistics) -> None:
+        self._engine, self._statistics = engine, statistics
 
     def collect(self) -> Iterator[Metric]:
         """Yields all metrics of the catalog, in its order."""
-        model = self._engine.info.name
-        numbers = self._numbers()
-        by_label = self._by_label()
-        for entry in catalog.CATALOG:
-            if entry.bounds:
-                yield _histogram(entry, model, self._tally.latencies[entry])
-            elif entry.label:
-                yield _labelled(entry, model, by_label[entry])
-            else:
-                yield _number(entry, model, numbers[entry])
+        info, books = self._engine.info, self._engine.books
+        sources = MetricSources(info.step, books.load(), books.totals(), self._statistics)
+        yield from (entry.metric(sources, info.name) for entry in CATALOG)
 
-    def _numbers(self) -> dict[MetricEntry, float]:
-        load, totals = self._engine.books.load(), self._engine.books.totals()
-        return {
-            catalog.RUNNING: load.running,
-            catalog.WAITING: load.waiting,
-            catalog.WAITING_TOKENS: load.queued_tokens,
-            catalog.KV_USAGE: load.blocks_used / max(load.blocks_total, 1),
-            catalog.LEAKED_BLOCKS: totals.leaked_blocks,
-            catalog.STEP: self._engine.info.step,
-            catalog.PREFIX_QUERIES: totals.prompt_tokens,
-            catalog.PREFIX_HITS: totals.cached_tokens,
-            catalog.PREEMPTIONS: totals.preemptions,
-            catalog.PROMPT_TOKENS: totals.prompt_tokens,
-            catalog.GENERATION_TOKENS: totals.new_tokens,
-        }
+    def exposed(self, accept: str) -> tuple[bytes, str]:
+        """Returns the metrics now, in the text format that a reader prefers, and its media type.
 
-    def _by_label(self) -> dict[MetricEntry, Mapping[str, int]]:
-        tally = self._tally
-        return {
-            catalog.SUCCESS: tally.successes,
-            catalog.FAILURES: tally.failures,
-            catalog.REJECTIONS: tally.rejections,
-            catalog.PRINCIPAL_REQUESTS: tally.principals.requests,
-            catalog.PRINCIPAL_PROMPT_TOKENS: tally.principals.prompt_tokens,
-            catalog.PRINCIPAL_NEW_TOKENS: tally.principals.new_tokens,
-            catalog.PRINCIPAL_REJECTIONS: tally.principals.refused,
-        }
-
-
-def exposed(collector: MetricsCollector, accept: str) -> tuple[bytes, str]:
-    """Returns the metrics now, in the text format that a reader prefers, and its media type.
-
-    Args:
-        collector: the metrics.
-        accept: the reader's header Accept; "" = it has none.
-    """
-    registry = CollectorRegistry()
-    registry.register(collector)
-    encode, media_type = choose_encoder(accept)
-    text: bytes = encode(registry)
-    return text, media_type
-
-
-def _number(entry: MetricEntry, model: str, value: float) -> Metric:
-    family = CounterMetricFamily if entry.kind is catalog.MetricKind.COUNTER else GaugeMetricFamily
-    metric = family(entry.name, entry.help, labels=[MODEL_LABEL])
-    metric.add_metric([model], value)
-    return metric
-
-
-def _labelled(entry: MetricEntry, model: str, values: Mapping[str, int]) -> Metric:
-    metric = CounterMetricFamily(entry.name, entry.help, labels=[MODEL_LABEL, entry.label])
-    for name, value in list(values.items()):
-        metric.add_metric([model, name], value)
-    return metric
-
-
-def _histogram(entry: MetricEntry, model: str, counts: LatencyCounts) -> Metric:
-    cumulative, total = counts.read()
-    names = [*map(str, counts.bounds), "+Inf"]
-    metric = HistogramMetricFamily(entry.name, entry.help, labels=[MODEL_LABEL])
-    metric.add_metric([model], list(zip(names, cumulative, strict=True)), total)
-    return metric
+        Args:
+            accept: the reader's header Accept; "" = it has none.
+        """
+        registry = CollectorRegistry()
+        registry.register(self)
+        encode, media_type = choose_encoder(accept)
+        text: bytes = encode(registry)
+        return text, media_type

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ....core.errors import TkError
-from ...engine.request.events import Delta, Finished, SentEvent, Started, Timing
+from ...engine.request.events import Delta, Finished, SentEvent, Started
 from ...engine.request.sampling_params import SamplingParams
 
 TRACE_HEADERS: Final = ("traceparent", "tracestate")  # https://www.w3.org/TR/trace-context/
@@ -25,6 +25,52 @@ def trace_of(headers: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
 
 
 @dataclass
+class RequestTerms:
+    """What a caller asks for beside the prompts of his requests.
+
+    Attributes:
+        trace: the caller's trace context, by the names of its headers; empty if it sent none.
+        deadline: the value of time.monotonic() at which the caller stops waiting; None = it does not.
+        operation: the kind of the requests: text_completion, chat or score.
+        params: the sampling options, once they are read.
+    """
+
+    trace: Mapping[str, str] = field(default_factory=dict)
+    deadline: float | None = None
+    operation: str = "text_completion"
+    params: SamplingParams | None = None
+
+
+@dataclass
+class RequestProgress:
+    """How far the requests of a call came; times are in seconds from the begin of the call, None = not so far.
+
+    Attributes:
+        admitted: the time at which the engine took the requests.
+        started: the time of the caller's first event.
+        first_token: the time of its first tokens.
+        step: the training step of the weights.
+        samples: the ends of the samples that completed.
+    """
+
+    admitted: float | None = None
+    started: float | None = None
+    first_token: float | None = None
+    step: int | None = None
+    samples: list[Finished] = field(default_factory=list)
+
+    @property
+    def reasons(self) -> list[str]:
+        """The reasons for the ends of the samples."""
+        return [sample.reason.value for sample in self.samples]
+
+    @property
+    def preemptions(self) -> int:
+        """The number of times that the samples were preempted."""
+        return sum(sample.timing.preemptions for sample in self.samples)
+
+
+@dataclass
 class RequestRecord:
     """A call from its begin to its end.
 
@@ -33,20 +79,12 @@ class RequestRecord:
         principal: the caller's name.
         request_id: the request's name; a request that is refused before it has one has the caller's.
         client: the address of the connection's other end.
-        trace: the caller's trace context, by the names of its headers; empty if it sent none.
         runs: whether the call is for a request to the engine.
-        operation: the kind of the request: text_completion, chat or score.
-        params: the sampling options, once they are read.
+        terms: what the caller asks for.
+        progress: how far its requests came.
         values: tokens, times in seconds, and the prompt if prompts are logged.
         status: the name of the status that the call ended with.
         error: the error that ended it, if one did.
-        admitted: the seconds from the begin until the engine took the request; None = it did not.
-        started: the seconds until the caller's first event; None = there was none.
-        first_token: the seconds until its first tokens; None = there were none.
-        timings: the times of the samples that completed.
-        reasons: the reasons for the ends of samples.
-        step: the training step of the weights.
-        deadline: the value of time.monotonic() at which the caller stops waiting; None = it does not.
         begun_ns: the time of the begin in nanoseconds since 1970.
     """
 
@@ -54,20 +92,12 @@ class RequestRecord:
     principal: str = ""
     request_id: str = ""
     client: str = ""
-    trace: Mapping[str, str] = field(default_factory=dict)
     runs: bool = False
-    operation: str = "text_completion"
-    params: SamplingParams | None = None
+    terms: RequestTerms = field(default_factory=RequestTerms)
+    progress: RequestProgress = field(default_factory=RequestProgress)
     values: dict[str, Any] = field(default_factory=dict)
     status: str = "OK"
     error: BaseException | None = None
-    admitted: float | None = None
-    started: float | None = None
-    first_token: float | None = None
-    timings: list[Timing] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
-    step: int | None = None
-    deadline: float | None = None
     begun_ns: int = field(default_factory=time.time_ns)
     _begun: float = field(default_factory=time.monotonic)
 
@@ -78,49 +108,46 @@ class RequestRecord:
     @property
     def is_late(self) -> bool:
         """Whether the caller's deadline has passed, by its clock or ours."""
-        return self.deadline is not None and time.monotonic() >= self.deadline - _CLOCKS_DIFFER
+        return self.terms.deadline is not None and time.monotonic() >= self.terms.deadline - _CLOCKS_DIFFER
+
+    def run(self, headers: Iterable[tuple[str, str | bytes]], deadline: float | None) -> None:
+        """Records that the call is for a request to the engine; its headers or metadata may have a trace context."""
+        self.runs, self.terms = True, RequestTerms(trace_of(headers), deadline)
 
     def admit(self, request_id: str) -> None:
         """Records that the engine has taken the request, and its id."""
-        self.request_id, self.admitted = request_id, self.seconds()
+        self.request_id, self.progress.admitted = request_id, self.seconds()
 
     @property
     def limits(self) -> dict[str, float]:
         """The limits that the caller asked for, by name."""
         found: dict[str, float | None] = {}
-        if self.deadline is not None:
-            found["deadline_seconds"] = round(self.deadline - self._begun, 3)
-        if self.params is not None:
-            found |= {"max_new_tokens": self.params.max_new_tokens, "n": self.params.n}
+        if self.terms.deadline is not None:
+            found["deadline_seconds"] = round(self.terms.deadline - self._begun, 3)
+        if (params := self.terms.params) is not None:
+            found |= {"max_new_tokens": params.max_new_tokens, "n": params.n}
         return {name: value for name, value in found.items() if value is not None}
 
     @property
     def is_refused(self) -> bool:
         """Whether an error for the caller ended the call before the engine took a request."""
-        return self.admitted is None and isinstance(self.error, TkError)
+        return self.progress.admitted is None and isinstance(self.error, TkError)
 
     def see(self, event: SentEvent) -> None:
-        """Takes tokens and times from an event on its way to the caller."""
+        """Takes tokens and times from an event on its way to the caller; a call may have several prompts."""
+        progress, values = self.progress, self.values
         match event:
             case Delta():
-                if self.first_token is None:
-                    self.first_token = self.seconds()
-                self._add("completion_tokens", len(event.token_ids))
+                if progress.first_token is None:
+                    progress.first_token = self.seconds()
+                values["completion_tokens"] += len(event.token_ids)
             case Started():
-                self.step, self.started = event.step, self.seconds()
-                for name, count in (
-                    ("prompt", event.prompt_tokens),
-                    ("cached", event.cached_tokens),
-                    ("completion", 0),
-                ):
-                    self._add(f"{name}_tokens", count)
+                progress.step, progress.started = event.step, self.seconds()
+                values["prompt_tokens"] = values.get("prompt_tokens", 0) + event.prompt_tokens
+                values["cached_tokens"] = values.get("cached_tokens", 0) + event.cached_tokens
+                values.setdefault("completion_tokens", 0)
             case Finished():
-                self.reasons.append(event.reason.value)
-                self.timings.append(event.timing)
-                if len(self.timings) == 1:
-                    self.values["queue_seconds"] = round(event.timing.queue_seconds, 6)
-                    self.values["first_token_seconds"] = round(event.timing.first_token_seconds, 6)
-
-    def _add(self, name: str, count: int) -> None:
-        """Adds to a number of tokens; a call may have several prompts."""
-        self.values[name] = self.values.get(name, 0) + count
+                if not progress.samples:
+                    values["queue_seconds"] = round(event.timing.queue_seconds, 6)
+                    values["first_token_seconds"] = round(event.timing.first_token_seconds, 6)
+                progress.samples.append(event)

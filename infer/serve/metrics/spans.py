@@ -4,12 +4,12 @@ Names of attributes are those of OpenTelemetry's conventions for generative AI a
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
-from .request_record import RequestRecord
+from .request_record import RequestProgress, RequestRecord
 
 # The statuses that are the server's fault; the others are the caller's, or wanted.
 FAULTS: Final = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
@@ -45,54 +45,47 @@ def spans_of(record: RequestRecord, model: str) -> list[PlannedSpan]:
         record: the record of the call.
         model: the name of the served model.
     """
+
+    def at(seconds: float) -> int:
+        return record.begun_ns + round(seconds * 1e9)
+
     end = record.values.get("total_seconds", 0.0)
-    call = PlannedSpan(f"{record.operation} {model}", record.begun_ns, _at(record, end), _attributes(record, model))
-    return [call, *(_phase(record, *phase) for phase in _phases(record, end))]
+    call = PlannedSpan(f"{record.terms.operation} {model}", record.begun_ns, at(end), _attributes(record, model))
+    phases = _phases(record.progress, end)
+    return [call, *(PlannedSpan(name, at(min(begin, end)), at(min(stop, end))) for name, begin, stop in phases)]
 
 
-def _phases(record: RequestRecord, end: float) -> list[tuple[str, float, float]]:
+def _phases(progress: RequestProgress, end: float) -> Iterator[tuple[str, float, float]]:
     """Returns the phases by name, begin and end in seconds since the call's begin: queue, prefill, decode.
 
     The engine's own times are exact; a request that did not complete has none, so those count at which its events came.
     """
-    begin = record.admitted
-    if begin is None:
-        return []
-    if record.timings:
-        scheduled: float | None = begin + min(each.queue_seconds for each in record.timings)
-        first: float | None = begin + min(each.first_token_seconds for each in record.timings)
-        last = begin + max(each.total_seconds for each in record.timings)
-    else:
-        scheduled, first, last = record.started, record.first_token, end
-    edges = [edge for edge in (begin, scheduled, first) if edge is not None]
-    stops = [*edges[1:], last]
-    return [(name, min(start, end), min(stop, end)) for name, start, stop in zip(_PHASES, edges, stops, strict=False)]
-
-
-def _phase(record: RequestRecord, name: str, begin: float, end: float) -> PlannedSpan:
-    return PlannedSpan(name, _at(record, begin), _at(record, end))
-
-
-def _at(record: RequestRecord, seconds: float) -> int:
-    return record.begun_ns + round(seconds * 1e9)
+    begin, scheduled, first = progress.admitted, progress.started, progress.first_token
+    if begin is not None and progress.samples:
+        timings = [sample.timing for sample in progress.samples]
+        scheduled = begin + min(each.queue_seconds for each in timings)
+        first = begin + min(each.first_token_seconds for each in timings)
+        end = begin + max(each.total_seconds for each in timings)
+    edges = [] if begin is None else [edge for edge in (begin, scheduled, first) if edge is not None]
+    return zip(_PHASES, edges, [*edges[1:], end], strict=False)
 
 
 def _attributes(record: RequestRecord, model: str) -> dict[str, Any]:
-    values, params = record.values, record.params
+    values, params, progress = record.values, record.terms.params, record.progress
     found: dict[str, Any] = {
-        "gen_ai.operation.name": record.operation,
+        "gen_ai.operation.name": record.terms.operation,
         "gen_ai.provider.name": "tk",
         "gen_ai.request.model": model,
         "gen_ai.response.model": model,
         "gen_ai.response.id": record.request_id or None,
-        "gen_ai.response.finish_reasons": record.reasons or None,
+        "gen_ai.response.finish_reasons": progress.reasons or None,
         "gen_ai.usage.input_tokens": values.get("prompt_tokens"),
         "gen_ai.usage.output_tokens": values.get("completion_tokens"),
         "gen_ai.usage.cache_read.input_tokens": values.get("cached_tokens"),
         "gen_ai.input.messages": _messages(values["prompt"]) if "prompt" in values else None,
         "tk.principal": record.principal or None,
-        "tk.checkpoint_step": record.step,
-        "tk.preemptions": sum(each.preemptions for each in record.timings) if record.timings else None,
+        "tk.checkpoint_step": progress.step,
+        "tk.preemptions": progress.preemptions if progress.samples else None,
         "error.type": None if record.status == "OK" else record.status,
     }
     if params is not None:

@@ -102,7 +102,7 @@ class RequestTraces(Observer):
     def end(self, record: RequestRecord) -> None:
         call, *phases = spans_of(record, self._model())
         trace = self._trace
-        parent = self._propagator.extract(record.trace)
+        parent = self._propagator.extract(record.terms.trace)
         span = self._tracer.start_span(
             call.name, parent, trace.SpanKind.SERVER, call.attributes, start_time=call.begin_ns
         )

@@ -139,10 +139,10 @@ class OpenInferenceService:
         inference, info = await _read(message), self._runner.engine.info
         self._log.describe(call.record, inference.request.prompt)
         check_version(inference.version, info.step)
-        deadline = call.record.deadline = deadline_of(call.context.time_remaining(), inference.timeout)
+        deadline = call.record.terms.deadline = deadline_of(call.context.time_remaining(), inference.timeout)
         with named_as_given(inference.names):
             asked = replace(inference.request, deadline=deadline, at_once=at_once)
-            call.record.params = asked.params
+            call.record.terms.params = asked.params
             async with ended_by(deadline), self._runner.run(asked, call.caller, on_admitted) as stream:
                 yield _RunningInference(inference, stream)
 

@@ -16,7 +16,6 @@ from ..http.json_body import parsed
 from ..http.messages import EVENTS, JSON, LAST_EVENT, HttpRequest, Reply, dumped, event_of
 from ..http.problems import HttpProblem
 from ..http.router import HttpCall
-from ..metrics.request_record import trace_of
 from .asked import AskedCompletion, Read
 from .choices import Dialect, reason_of, usage_of
 from .served import Numbered, ServedModel, running_all
@@ -39,8 +38,8 @@ class Completions:
 
     async def __call__(self, request: HttpRequest, call: HttpCall, reply: Reply) -> None:
         model, record, request_id = self._model, call.record, request.header(METADATA_KEY) or request.id
-        record.runs, record.trace = True, trace_of(request.headers)
-        deadline = record.deadline = _deadline(request)
+        record.run(request.headers, None)
+        deadline = record.terms.deadline = _deadline(request)
         async with ended_by(deadline):
             asked = await parsed(request.body, lambda body: self._read(body, request_id))
             model.log.describe(record, *(each.prompt for each in asked.requests))

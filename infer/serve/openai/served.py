@@ -66,7 +66,7 @@ class ServedModel:
             TkError: here, or when the context is entered: the request is refused.
         """
         record = call.record
-        record.params = asked.params
+        record.terms.params = asked.params
 
         async def admit(request_id: str) -> None:
             """Sends nothing: the head of an answer is sent with its first event, which has the id."""

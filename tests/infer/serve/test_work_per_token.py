@@ -22,7 +22,7 @@ from tk.infer.serve.call.runner import RequestRunner
 from tk.infer.serve.grpc.calls import GrpcCall
 from tk.infer.serve.grpc.service import GenerationService
 from tk.infer.serve.metrics.observer import Observers
-from tk.infer.serve.metrics.tally import RequestTally
+from tk.infer.serve.metrics.statistics import RequestStatistics
 from tk.infer.serve.operations.lifecycle import Lifecycle
 from tk.infer.serve.operations.model_switch import ModelSwitch
 from tk.proto.v1 import generation_pb2 as pb
@@ -142,7 +142,7 @@ def test_a_token_takes_few_calls(
 
     async def serve() -> list[Counter[str]]:
         switch = ModelSwitch(engine, lambda running, checkpoint: None)
-        lifecycle, observer = Lifecycle(), Observers([RequestTally()])
+        lifecycle, observer = Lifecycle(), Observers([RequestStatistics()])
         lifecycle.set_loaded()
         runner = RequestRunner(switch, lifecycle, observer=observer)
         log = RequestLog(observer=observer)

@@ -12,7 +12,7 @@ from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.serve.access.tokens import Caller
 from tk.infer.serve.call.runner import RequestRunner
 from tk.infer.serve.errors import Draining, DuplicateRequest, Loading
-from tk.infer.serve.metrics.tally import RequestTally
+from tk.infer.serve.metrics.statistics import RequestStatistics
 from tk.infer.serve.operations.lifecycle import Lifecycle
 from tk.tests.infer.serve.fake_engine import FakeEngine, delta, started
 
@@ -105,15 +105,15 @@ def test_who_leaves_and_what_an_operator_ends_ends_in_the_engine(engine: FakeEng
 
 
 def test_requests_that_the_engine_takes_pass_the_observer_once(engine: FakeEngine) -> None:
-    tally = RequestTally()
+    statistics = RequestStatistics()
 
     async def run() -> None:
         visit = Visit(engine)
-        visit.runner.observer = tally
+        visit.runner.observer = statistics
         visit.lifecycle.set_loaded()
         await visit.refusal(asked(prompt=[]), InvalidRequest)
         await visit.events(asked())
 
     asyncio.run(run())
-    assert tally.rejections == {}, "the log of calls counts them"
-    assert tally.successes == {"length": 1}
+    assert statistics.rejections == {}, "the log of calls counts them"
+    assert statistics.successes == {"length": 1}

@@ -4,7 +4,7 @@ import time
 
 from tk.core.errors import Overloaded
 from tk.infer.engine.request.events import Delta, Finished, FinishReason, Started, Timing, Usage
-from tk.infer.serve.metrics.request_record import RequestRecord
+from tk.infer.serve.metrics.request_record import RequestRecord, RequestTerms
 
 
 def test_tokens_of_all_prompts_are_added() -> None:
@@ -23,7 +23,7 @@ def test_tokens_of_all_prompts_are_added() -> None:
         "queue_seconds": 0.5,
         "first_token_seconds": 1.0,
     }
-    assert (record.step, record.reasons, len(record.timings)) == (40, ["length", "length"], 2)
+    assert (record.progress.step, record.progress.reasons, record.progress.preemptions) == (40, ["length", "length"], 0)
 
 
 def test_a_call_is_refused_until_the_engine_takes_its_request() -> None:
@@ -35,6 +35,6 @@ def test_a_call_is_refused_until_the_engine_takes_its_request() -> None:
 
 
 def test_a_call_is_late_from_its_deadline_on() -> None:
-    assert RequestRecord("Generate", deadline=time.monotonic()).is_late
-    assert not RequestRecord("Generate", deadline=time.monotonic() + 1e6).is_late
+    assert RequestRecord("Generate", terms=RequestTerms(deadline=time.monotonic())).is_late
+    assert not RequestRecord("Generate", terms=RequestTerms(deadline=time.monotonic() + 1e6)).is_late
     assert not RequestRecord("Generate").is_late

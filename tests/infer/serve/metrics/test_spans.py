@@ -6,7 +6,7 @@ from typing import Any
 from tk.core.errors import Cancelled, Overloaded
 from tk.infer.engine.request.events import Delta, Finished, FinishReason, Started, Timing, Usage
 from tk.infer.engine.request.sampling_params import SamplingParams
-from tk.infer.serve.metrics.request_record import RequestRecord, trace_of
+from tk.infer.serve.metrics.request_record import RequestRecord, RequestTerms, trace_of
 from tk.infer.serve.metrics.spans import PlannedSpan, spans_of
 
 BEGUN = 1_700_000_000 * 10**9
@@ -23,9 +23,10 @@ def phases(spans: list[PlannedSpan]) -> dict[str, tuple[float, float]]:
 
 
 def completed() -> RequestRecord:
-    made = record(params=SamplingParams(temperature=0.5, max_new_tokens=3, n=2, seed=7, stop=("secret",)))
+    params = SamplingParams(temperature=0.5, max_new_tokens=3, n=2, seed=7, stop=("secret",))
+    made = record(terms=RequestTerms(params=params))
     made.admit("x")
-    made.admitted = 0.5
+    made.progress.admitted = 0.5
     made.see(Started("x", 7, 4, seed=7, step=40))
     made.see(Delta(0, "abc", (1, 2, 3)))
     for total, preemptions in ((3.0, 1), (4.0, 0)):
@@ -75,9 +76,10 @@ def test_the_call_has_the_attributes_of_the_conventions_and_no_text() -> None:
 
 
 def test_a_request_that_does_not_complete_has_the_phases_that_it_reached() -> None:
-    made = record(status="CANCELLED", error=Cancelled("gone"), admitted=1.0, values={"total_seconds": 4.0})
+    made = record(status="CANCELLED", error=Cancelled("gone"), values={"total_seconds": 4.0})
+    made.progress.admitted = 1.0
     assert phases(spans_of(made, "m")) == {"text_completion m": (0, 4), "queue": (1, 4)}
-    made.started, made.first_token = 2.0, 3.0
+    made.progress.started, made.progress.first_token = 2.0, 3.0
     assert list(phases(spans_of(made, "m")).values()) == [(0, 4), (1, 2), (2, 3), (3, 4)]
     assert spans_of(made, "m")[0].attributes["error.type"] == "CANCELLED"
 

@@ -217,7 +217,9 @@ def test_a_second_signal_ends_a_server_whose_collector_hangs_within_a_second(
 
 def test_ending_a_request_takes_little_of_the_event_loop(collector: Collector) -> None:
     traces = RequestTraces(collector.url, lambda: "m")
-    records = [RequestRecord("Generate", admitted=0.0, values={"total_seconds": 0.0}) for _ in range(200)]
+    records = [RequestRecord("Generate", values={"total_seconds": 0.0}) for _ in range(200)]
+    for record in records:
+        record.admit("x")
     begun = time.thread_time()
     for record in records:
         traces.end(record)

@@ -1,4 +1,4 @@
-"""The counts and latencies of a server's requests.
+"""The statistics of a server's requests: counts and latencies.
 
 The engine's thread counts, with a clock reading and a bisection per event; a reader on another thread sees each number
 as it was a moment ago. Refusals are counted on the event loop's thread.
@@ -13,17 +13,29 @@ from typing import Final
 
 from ...engine.request.events import Delta, Done, Event, Failed, Finished, Timing
 from ...engine.request.request import Request
-from . import catalog
 from .observer import Observer, OnEvent
 from .request_record import RequestRecord
 
 MOST_PRINCIPALS: Final = 100  # that have series of their own
 OTHER_PRINCIPALS: Final = "(other)"
 NO_PRINCIPAL: Final = "(none)"  # without --tokens, or without a valid token
+# All of vLLM's bounds, in seconds, and more below them: small models are faster.
+_FIRST_TOKEN_BOUNDS: Final = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0),
+    *(40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_TOKEN_BOUNDS: Final = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0),
+)
+_REQUEST_BOUNDS: Final = (
+    *(0.001, 0.005, 0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
 Clock = Callable[[], float]
 
 
-class LatencyCounts:
+class LatencyHistogram:
     """The numbers of observed times between bounds.
 
     Args:
@@ -40,12 +52,13 @@ class LatencyCounts:
         self._counts[bisect_left(self.bounds, seconds)] += 1
         self._sum += seconds
 
-    def read(self) -> tuple[list[int], float]:
-        """Returns how many times are at most each bound, the last number being that of all, and their sum."""
-        return list(accumulate(self._counts)), self._sum
+    def read(self) -> tuple[list[tuple[str, int]], float]:
+        """Returns how many times are at most each bound, which is text, the last one being "+Inf", and their sum."""
+        names = [*map(str, self.bounds), "+Inf"]
+        return list(zip(names, accumulate(self._counts), strict=True)), self._sum
 
 
-class PrincipalCounts:
+class PrincipalCounters:
     """The counts of a bounded number of principals: the first that call. Later ones are counted as one.
 
     Attributes:
@@ -78,11 +91,14 @@ class PrincipalCounts:
         self.new_tokens[label] += record.values.get("completion_tokens", 0)
 
 
-class RequestTally(Observer):
+class RequestStatistics(Observer):
     """Counts the requests of one server.
 
     Attributes:
-        latencies: the latencies by the metrics of the catalog.
+        first_token: the times from submission to the first token.
+        between_tokens: the times between two tokens of a sample.
+        end_to_end: the times from submission to the last token of requests that completed.
+        queue_time: the times that these waited to be computed.
         successes: the completed samples by finish reason.
         failures: the requests that failed in the engine, by the name of their status.
         rejections: the calls refused before, by the name of their status.
@@ -91,34 +107,34 @@ class RequestTally(Observer):
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self.clock = clock
-        histograms = (catalog.FIRST_TOKEN, catalog.BETWEEN_TOKENS, catalog.END_TO_END, catalog.QUEUE_TIME)
-        self.latencies = {metric: LatencyCounts(metric.bounds) for metric in histograms}
+        self.first_token, self.between_tokens = LatencyHistogram(_FIRST_TOKEN_BOUNDS), LatencyHistogram(_TOKEN_BOUNDS)
+        self.end_to_end, self.queue_time = LatencyHistogram(_REQUEST_BOUNDS), LatencyHistogram(_REQUEST_BOUNDS)
         self.successes: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self.rejections: Counter[str] = Counter()
-        self.principals = PrincipalCounts()
+        self.principals = PrincipalCounters()
 
     def begin(self, request: Request, on_event: OnEvent) -> OnEvent:
-        return _Watched(self, on_event).on_event
+        return _CountedRequest(self, on_event).on_event
 
     def refuse(self, record: RequestRecord) -> None:
         self.rejections[record.status] += 1
         self.principals.refused[self.principals.label_of(record.principal)] += 1
 
     def end(self, record: RequestRecord) -> None:
-        if record.admitted is not None:
+        if record.progress.admitted is not None:
             self.principals.count(record)
 
 
-class _Watched:
+class _CountedRequest:
     """A request that is counted while its events pass."""
 
-    __slots__ = ("_between", "_clock", "_last", "_next", "_submitted", "_tally", "_timing")
+    __slots__ = ("_between", "_clock", "_last", "_next", "_statistics", "_submitted", "_timing")
 
-    def __init__(self, tally: RequestTally, on_event: OnEvent) -> None:
-        self._tally, self._next = tally, on_event
-        self._clock, self._between = tally.clock, tally.latencies[catalog.BETWEEN_TOKENS].observe
-        self._submitted = tally.clock()
+    def __init__(self, statistics: RequestStatistics, on_event: OnEvent) -> None:
+        self._statistics, self._next = statistics, on_event
+        self._clock, self._between = statistics.clock, statistics.between_tokens.observe
+        self._submitted = statistics.clock()
         self._last: dict[int, float] = {}  # the time of the newest tokens of each sample
         self._timing: Timing | None = None
 
@@ -127,11 +143,11 @@ class _Watched:
             self._count_tokens(event.index)
         elif isinstance(event, Finished):
             self._timing = event.timing
-            self._tally.successes[event.reason.value] += 1
+            self._statistics.successes[event.reason.value] += 1
         elif isinstance(event, Done):
             self._count_completed()
         elif isinstance(event, Failed):
-            self._tally.failures[event.error.grpc_status] += 1
+            self._statistics.failures[event.error.grpc_status] += 1
         self._next(event)
 
     def _count_tokens(self, index: int) -> None:
@@ -139,11 +155,10 @@ class _Watched:
         if (last := self._last.get(index)) is not None:
             self._between(now - last)
         elif not self._last:
-            self._tally.latencies[catalog.FIRST_TOKEN].observe(now - self._submitted)
+            self._statistics.first_token.observe(now - self._submitted)
         self._last[index] = now
 
     def _count_completed(self) -> None:
-        latencies = self._tally.latencies
-        latencies[catalog.END_TO_END].observe(self._clock() - self._submitted)
+        self._statistics.end_to_end.observe(self._clock() - self._submitted)
         if self._timing is not None:
-            latencies[catalog.QUEUE_TIME].observe(self._timing.queue_seconds)
+            self._statistics.queue_time.observe(self._timing.queue_seconds)
