@@ -28,7 +28,7 @@ from .schedule.live_request import LiveRequest, Served, seed_of
 from .schedule.live_table import LiveTable
 from .schedule.scheduler import Scheduler
 from .schedule.step_in_flight import StepInFlight, prepare_step, record_step, take_token
-from .schedule.waiting.limits import Limits
+from .schedule.waiting.admission import Limits
 from .worker.masks import receive_tokens, send_masks
 from .worker.processes import WorkerProcesses
 from .worker.restarts import Availability, Watcher, turn_with_restarts

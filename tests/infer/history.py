@@ -9,7 +9,7 @@ from tk.infer.engine.schedule.batch_writer import BatchWriter
 from tk.infer.engine.schedule.samples.proposer import Proposer
 from tk.infer.engine.schedule.samples.sample import UNKNOWN, Sample, Status
 from tk.infer.engine.schedule.scheduler import Scheduler
-from tk.infer.engine.schedule.waiting.limits import Limits
+from tk.infer.engine.schedule.waiting.admission import Limits
 from tk.infer.engine.step.persistent_batch import PersistentBatch
 from tk.infer.engine.step.step_message import decode_message
 from tk.tests.infer.engine.schedule.new_sample import new_sample

@@ -29,9 +29,8 @@ from typing import Final
 
 from .block_manager import BlockManager
 from .samples.sample import Sample, ScheduledChunk
-from .waiting.fair_share import FairShare
-from .waiting.limits import Limits
-from .waiting.wait_queue import WaitQueue
+from .waiting.admission import Limits
+from .waiting.request_queue import RequestQueue
 
 HORIZON: Final = 32  # steps
 FIRST_PLACE_SECONDS: Final = 0.5
@@ -53,22 +52,19 @@ class _Occupant:
 
 
 class FairPlaces:
-    """The policy over the scheduler's own books. Its work grows with the running samples only.
+    """The policy over the scheduler's own queues. Its work grows with the running samples only.
 
     Args:
         limits: the limits.
-        tables: the blocks.
-        shares: the virtual times of principals.
+        blocks: the blocks.
         running: the running samples, in the order in which they are computed.
-        waiting: the waiting ones.
+        queue: the other ones.
     """
 
-    def __init__(
-        self, limits: Limits, tables: BlockManager, shares: FairShare, running: list[Sample], waiting: WaitQueue
-    ) -> None:
-        self._limits, self._tables, self._shares = limits, tables, shares
-        self._running, self._waiting = running, waiting
-        self._places_per_block = limits.max_running / tables.allocator.num_blocks
+    def __init__(self, limits: Limits, blocks: BlockManager, running: list[Sample], queue: RequestQueue) -> None:
+        self._limits, self._blocks = limits, blocks
+        self._running, self._waiting, self._shares = running, queue.waiting, queue.shares
+        self._places_per_block = limits.max_running / blocks.allocator.num_blocks
         self._seconds = 0.0
         self._are_behind = False  # whether running samples have yet to catch up
         self._denied: dict[Sample, float] = {}  # those for whom nobody had to yield, and until when that holds
@@ -190,14 +186,14 @@ class FairPlaces:
 
     def _choose(self, first: Sample) -> list[Sample]:
         num_places = len(self._running) + 1 - self._limits.max_running
-        num_blocks = self._tables.num_lacking(first) + len(self._running)  # as many as `Scheduler` keeps available
-        if max(num_places, num_blocks) <= 0 or self._tables.is_coming(first, self._running):
+        num_blocks = self._blocks.num_lacking(first) + len(self._running)  # as many as `Scheduler` keeps available
+        if max(num_places, num_blocks) <= 0 or self._blocks.is_coming(first, self._running):
             return []
         occupants, chosen = self._occupants(first), list[Sample]()
         own = occupants.pop(first.request.principal, None)
         claim = self._shares.time(first.request.principal)
         if own is not None:
-            claim += HORIZON * (own.load + self._size(self._tables.missing(first))) / first.request.weight
+            claim += HORIZON * (own.load + self._size(self._blocks.missing(first))) / first.request.weight
         elif not first.has_begun and not self._shares.is_in_debt(first.request.principal):
             claim = -math.inf
         while len(chosen) < num_places or not self._is_enough(num_blocks, chosen):
@@ -256,4 +252,4 @@ class FairPlaces:
         num_lacking = num_blocks - len(chosen)
         if num_lacking <= 0 or sum(len(s.table.blocks) for s in chosen) < num_lacking:
             return num_lacking <= 0
-        return self._tables.allocator.num_freed(s.table.blocks for s in chosen) >= num_lacking
+        return self._blocks.allocator.num_freed(s.table.blocks for s in chosen) >= num_lacking

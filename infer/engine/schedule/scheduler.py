@@ -12,27 +12,19 @@ everyone ends. One sample of a request computes the prompt.
 import bisect
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from .activity import Activity
 from .block_allocator import BlockAllocator
 from .block_manager import BlockManager
-from .costs.activity import Activity
-from .costs.cost import StepCost, StepSize
-from .costs.planning_cost import PlanningCost
-from .costs.row_cost import RowCost
-from .costs.step_budget import StepBudget
-from .costs.step_margin import StepMargin
 from .fair_places import FairPlaces
-from .proposals import choose_proposals
+from .proposals import ProposalPolicy
 from .samples.sample import UNKNOWN, Sample, ScheduledChunk, Status
-from .waiting.admission import Admission
-from .waiting.fair_share import FairShare
-from .waiting.lazy_heap import LazyHeap
-from .waiting.limits import Limits
-from .waiting.sample_groups import SampleGroups
-from .waiting.wait_queue import WaitQueue
+from .step_cost import StepBudget, StepCost, StepSize
+from .waiting.admission import Admission, Limits
+from .waiting.request_queue import RequestQueue
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -43,10 +35,11 @@ class Scheduler:
     The work of a step grows with the number of running samples, not with that of waiting ones.
 
     Attributes:
+        limits: the limits.
         cost: the duration of steps, as `observe` learns it.
-        row_cost: the duration of steps of decoding, on which proposals depend.
+        proposals: the choice of proposals.
         running: the running samples, in the order in which they are computed.
-        waiting: the waiting ones.
+        queue: the other ones.
         activity: the tokens that were computed.
     """
 
@@ -54,19 +47,12 @@ class Scheduler:
         self.limits = limits
         self.running: list[Sample] = []
         self.cost = StepCost()
-        self.row_cost = RowCost()
-        self._planning = PlanningCost()
-        self._margin = StepMargin()
-        self._shares = FairShare()
-        self.waiting = WaitQueue(self._shares)
-        self._blocks = BlockManager(num_blocks, block_size, num_twins)
-        self._groups = SampleGroups()
-        self._deadlines: LazyHeap[Sample] = LazyHeap()
+        self.proposals = ProposalPolicy()
+        self.queue = RequestQueue()
         self.activity = Activity()
-        self._places = FairPlaces(limits, self._blocks, self._shares, self.running, self.waiting)
-        self._admission = Admission(
-            limits, self.cost, self._blocks, self._shares, self._groups, self.running, self.waiting
-        )
+        self._blocks = BlockManager(num_blocks, block_size, num_twins)
+        self._places = FairPlaces(limits, self._blocks, self.running, self.queue)
+        self._admission = Admission(limits, self.cost, self._blocks, self.running, self.queue)
 
     @property
     def allocator(self) -> BlockAllocator:
@@ -76,7 +62,7 @@ class Scheduler:
     @property
     def num_live(self) -> int:
         """The number of samples that are not finished."""
-        return len(self.waiting) + len(self.running) + len(self._groups)
+        return len(self.running) + len(self.queue)
 
     @property
     def num_queued_tokens(self) -> int:
@@ -102,13 +88,7 @@ class Scheduler:
         """
         new = list(samples)
         self._admission.check(new, now)
-        for sample in new:
-            self._shares.enter(sample.request.principal, sample.request.weight)
-            if sample.request.deadline is not None:
-                self._deadlines.push(sample, sample.request.deadline)
-        if new:
-            self._groups.add(new)
-            self.waiting.push(new[0])
+        self.queue.enter(new)
 
     def schedule(self) -> tuple[ScheduledChunk, ...]:
         """Chooses the next step: one token of every decoding sample, then chunks of prompts, then proposals.
@@ -123,21 +103,19 @@ class Scheduler:
         if prompts:
             decoding = self._places.leave_room(decoding)
         bound = self.limits.max_step_seconds
-        planned = None if bound is None else bound / self._margin.factor
+        planned = None if bound is None else bound / self.cost.margin.factor
         budget = StepBudget(self.limits.max_batched_tokens, planned, self.cost)
         for chunk in decoding:
-            budget.take(chunk.start, chunk.length)
+            budget.reserve(chunk.start, chunk.length)
         for sample in prompts:
-            if length := budget.take_prompt(sample.num_computed, sample.num_uncomputed):
+            if length := budget.reserve_prompt(sample.num_computed, sample.num_uncomputed):
                 chunks.append(ScheduledChunk(sample, sample.num_computed, length))
-        while (first := self.waiting.first()) and budget.room(0, 1) and self._admit(first):
-            length = budget.take_prompt(first.num_computed, first.num_uncomputed)
+        while (first := self.queue.waiting.first()) and budget.room(0, 1) and self._admit(first):
+            length = budget.reserve_prompt(first.num_computed, first.num_uncomputed)
             if not length:
                 break  # the tokens before it, which are computed, make its first token cost more than there is room for
             chunks.append(ScheduledChunk(first, first.num_computed, length))
-        proposals = choose_proposals(
-            [c.sample for c in decoding], budget.num_taken, self.row_cost, self._planning.overhead
-        )
+        proposals = self.proposals.choose([chunk.sample for chunk in decoding], budget.num_reserved)
         decoding = [self._with_proposals(each, proposals.get(each.sample, []), budget) for each in decoding]
         self._places.charge(decoding, chunks)
         for chunk in (step := (*decoding, *chunks)):
@@ -157,11 +135,9 @@ class Scheduler:
         if chunk.start < sample.num_prompt:
             self._blocks.publish(sample)
             if sample.num_computed >= sample.num_prompt:
-                followers = self._groups.part(sample)
-                if followers and not chunk.proposals:  # which are stored behind the prompt already
+                has_others = self.queue.release_group(sample)
+                if has_others and not chunk.proposals:  # which are stored behind the prompt already
                     self._blocks.share_last(sample)
-                for follower in followers:
-                    self.waiting.push(follower)
         return True
 
     def accept(self, sample: Sample) -> None:
@@ -179,26 +155,22 @@ class Scheduler:
             return
         if sample.status is Status.RUNNING:
             self.running.remove(sample)
-        self.waiting.discard(sample)
-        self._deadlines.discard(sample)
-        if leader := self._groups.leave(sample):
-            self.waiting.push(leader)
+        self.queue.leave(sample)
         self._blocks.release(sample, keep=not sample.table.is_private)
-        self._shares.leave(sample.request.principal)
         sample.status = Status.FINISHED
 
-    def observe(self, chunks: Iterable[ScheduledChunk], seconds: float, period: float | None = None) -> None:
+    def observe(self, chunks: Sequence[ScheduledChunk], seconds: float, period: float | None = None) -> None:
         """Records the duration of the step that computed `chunks`.
 
         Args:
             period: the time from the results of the step before to its own; None if the workers had nothing to do.
         """
-        size, proposals, is_decoding, num_prompt = StepSize(), 0, True, 0
+        size, num_prompt, is_decoding, has_proposals = _size(chunks), 0, True, False
         for chunk in chunks:
-            num_prompt += max(0, min(chunk.stop, chunk.sample.num_prompt) - chunk.start)
-            size = size.plus(chunk.start, chunk.length)
-            proposals += len(chunk.proposals)
-            is_decoding = is_decoding and chunk.start >= chunk.sample.num_prompt
+            if chunk.start < chunk.sample.num_prompt:
+                num_prompt += min(chunk.stop, chunk.sample.num_prompt) - chunk.start
+                is_decoding = False
+            has_proposals = has_proposals or bool(chunk.proposals)
         self.activity.step(num_prompt)
         self._places.pass_time(seconds)
         if self.limits.slow_step_seconds is not None and seconds > self.limits.slow_step_seconds:
@@ -206,17 +178,14 @@ class Scheduler:
             num_running = len(self.running)
             _LOG.warning(words, 1000 * seconds, size.num_tokens, num_prompt, num_running, self.num_live - num_running)
         if num_prompt and self.limits.max_step_seconds is not None:
-            self._margin.observe(self.cost.seconds(size), seconds, self.limits.max_step_seconds)
+            self.cost.margin.observe(self.cost.seconds(size), seconds, self.limits.max_step_seconds)
         self.cost.observe(size, seconds)
         if is_decoding and period is not None:
-            self._planning.observe(self.row_cost.seconds(size.num_tokens), period, proposals > 0)
+            self.proposals.observe(size.num_tokens, period, has_proposals)
 
     def predict(self, chunks: Iterable[ScheduledChunk]) -> float:
         """Returns the expected duration of a step, in seconds; 0 if no step was observed yet."""
-        size = StepSize()
-        for chunk in chunks:
-            size = size.plus(chunk.start, chunk.length)
-        return self.cost.seconds(size)
+        return self.cost.seconds(_size(chunks))
 
     def expire(self, now: float) -> list[Sample]:
         """Finishes the samples that are too late, and returns them.
@@ -225,10 +194,10 @@ class Scheduler:
         next although their own prompt alone takes until their deadline.
         """
         late: list[Sample] = []
-        while (sample := self._deadlines.first()) is not None and self._deadlines.key(sample) <= now:
+        while (sample := self.queue.first_expired(now)) is not None:
             self.finish(sample)
             late.append(sample)
-        while (sample := self.waiting.first()) is not None and not self._admission.is_in_time(sample, 0, now):
+        while (sample := self.queue.waiting.first()) is not None and not self._admission.is_in_time(sample, 0, now):
             self.finish(sample)
             late.append(sample)
         return late
@@ -237,24 +206,19 @@ class Scheduler:
         """Checks that the queues and the blocks are consistent; raises AssertionError otherwise."""
         live = self._live()
         assert len(live) == len(set(live)), "a sample is in a queue twice"
-        assert len(self.running) <= self.limits.max_running, "too many sequences run"
+        assert len(self.running) <= self.limits.max_running, "too many samples run"
         assert self.running == sorted(self.running, key=lambda s: s.order), "the running are out of order"
-        for queue, status in ((self.waiting, Status.WAITING), (self.running, Status.RUNNING)):
-            assert all(sample.status is status for sample in queue), f"a sample in {status} is not"
-        self.waiting.check_integrity()
+        assert all(sample.status is Status.RUNNING for sample in self.running), "a running sample does not run"
+        assert all(sample.status is Status.WAITING for sample in self.queue), "a waiting sample does not wait"
+        self.queue.check_integrity(live)
         self._blocks.check_integrity(live)
-        assert set(self._deadlines) == {s for s in live if s.request.deadline is not None}, "deadlines of others"
-        counts: dict[str, int] = {}
-        for sample in live:
-            counts[sample.request.principal] = counts.get(sample.request.principal, 0) + 1
-        assert self._shares.num_live() == counts, "the shares count other sequences"
 
     def _live(self) -> list[Sample]:
-        return [*self.running, *self.waiting, *self._groups]
+        return [*self.running, *self.queue]
 
     def _admit_by_shares(self) -> None:
         """Admits samples that come before what runs, and preempts those of principals above their shares for them."""
-        for find in (self.waiting.first, self.waiting.first_new):
+        for find in (self.queue.waiting.first, self.queue.waiting.first_new):
             while first := find():
                 victims = self._places.victims(first)
                 if not victims and not self._places.comes_first(first):
@@ -289,7 +253,7 @@ class Scheduler:
         count = budget.rest(chunk.stop, most)
         if count <= 0:
             return chunk
-        budget.take(chunk.stop, count)
+        budget.reserve(chunk.stop, count)
         self._blocks.grow(chunk.sample, count)
         return replace(chunk, length=chunk.length + count, proposals=tuple(proposals[:count]))
 
@@ -303,7 +267,7 @@ class Scheduler:
         spare = len(self.running)  # a block for each running sample, or the new one would soon be preempted
         if not self._blocks.admit(sample, spare):
             return False
-        self.waiting.discard(sample)
+        self.queue.waiting.discard(sample)
         if not sample.index and not sample.preemptions:
             self.activity.admit(sample.num_prompt, sample.num_computed)
         sample.status = Status.RUNNING
@@ -319,4 +283,8 @@ class Scheduler:
         sample.status = Status.WAITING
         sample.preemptions += 1
         self.activity.num_preempted += 1
-        self.waiting.push(sample)
+        self.queue.waiting.push(sample)
+
+
+def _size(chunks: Iterable[ScheduledChunk]) -> StepSize:
+    return StepSize.of((chunk.start, chunk.length) for chunk in chunks)

@@ -14,20 +14,49 @@ would show how much of another's prompt the prefix cache had.
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from .....core.errors import DeadlinePassed, Overloaded, PromptTooLong
+from ...options import EngineOptions
 from ..block_manager import BlockManager
-from ..costs.cost import StepCost, StepSize
 from ..samples.sample import Sample
-from .fair_share import FairShare
-from .limits import Limits
-from .sample_groups import SampleGroups
-from .wait_queue import WaitQueue
+from ..step_cost import StepCost, StepSize
+from .request_queue import RequestQueue
 
 LATENESS: Final = 1.5  # a first token is expected after this many times the measured duration of the tokens before it
 RETRY_SECONDS: Final = 1.0  # the least time to ask a refused caller to wait, and without a measured step
 MOST_RETRY_SECONDS: Final = 60.0  # samples often end before their limits
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits on samples, tokens and the predicted duration of a step; see EngineOptions. None = no limit."""
+
+    max_running: int
+    max_queued: int
+    max_batched_tokens: int
+    max_model_len: int
+    max_step_seconds: float | None = None
+    max_queued_tokens: int | None = None
+    quota_sequences: int | None = None
+    quota_tokens: int | None = None
+    slow_step_seconds: float | None = None
+
+    @staticmethod
+    def of(options: EngineOptions, max_model_len: int) -> "Limits":
+        """Returns the limits of an engine whose samples have at most `max_model_len` tokens."""
+        return Limits(
+            max_running=options.max_running,
+            max_queued=options.max_queued,
+            max_batched_tokens=options.max_batched_tokens,
+            max_model_len=max_model_len,
+            max_step_seconds=None if options.max_step_ms is None else options.max_step_ms / 1000,
+            max_queued_tokens=options.max_queued_tokens,
+            quota_sequences=options.quota_sequences,
+            quota_tokens=options.quota_tokens,
+            slow_step_seconds=None if options.slow_step_ms is None else options.slow_step_ms / 1000,
+        )
 
 
 class Admission:
@@ -36,26 +65,16 @@ class Admission:
     Args:
         limits: the limits.
         cost: predicts durations.
-        tables: the blocks.
-        shares: counts the live samples of principals.
-        groups: the samples that wait for the first one of their request.
+        blocks: the blocks.
         running: the running samples.
-        waiting: the waiting ones.
+        queue: the other ones.
     """
 
     def __init__(
-        self,
-        limits: Limits,
-        cost: StepCost,
-        tables: BlockManager,
-        shares: FairShare,
-        groups: SampleGroups,
-        running: list[Sample],
-        waiting: WaitQueue,
+        self, limits: Limits, cost: StepCost, blocks: BlockManager, running: list[Sample], queue: RequestQueue
     ) -> None:
-        self._limits, self._cost, self._tables = limits, cost, tables
-        self._shares, self._groups = shares, groups
-        self._running, self._waiting = running, waiting
+        self._limits, self._cost, self._blocks = limits, cost, blocks
+        self._running, self._queue = running, queue
 
     def check(self, new: Sequence[Sample], now: float) -> None:
         """Checks the samples of one request.
@@ -71,15 +90,15 @@ class Admission:
         """
         for sample in new:
             self._check_fits(sample)
-        for sample in new[:1]:
-            self._check_limits(sample, len(new))
-            self._check_quota(sample, len(new))
-            self._check_deadline(sample, now)
+        self._check_limits(new[0], len(new))
+        self._check_quota(new[0], len(new))
+        self._check_deadline(new[0], now)
 
     def num_queued_tokens(self, principal: str | None = None) -> int:
         """Returns how many tokens are computed before all live samples decode, or all of a principal."""
-        running = [s for s in self._running if principal is None or s.request.principal == principal]
-        return self._waiting.num_tokens(principal) + sum(s.num_uncomputed for s in running if s.num_uncomputed > 1)
+        running = self._running if principal is None else self._running_of(principal)
+        num_running = sum(sample.num_uncomputed for sample in running if sample.num_uncomputed > 1)
+        return self._queue.waiting.num_tokens(principal) + num_running
 
     def is_in_time(self, sample: Sample, backlog: int, now: float) -> bool:
         """Returns whether a waiting sample's first token is expected before its deadline.
@@ -97,11 +116,11 @@ class Admission:
         num_left = (sample.request.deadline - now) / (LATENESS * seconds) if seconds else math.inf
         num_own = sample.num_uncomputed
         if backlog + num_own >= num_left > 0:
-            num_own -= self._tables.num_cached(sample)
+            num_own -= self._blocks.num_cached(sample)
         return backlog + num_own < num_left and now < sample.request.deadline
 
     def _check_fits(self, sample: Sample) -> None:
-        longest = min(self._limits.max_model_len, self._tables.num_tokens)
+        longest = min(self._limits.max_model_len, self._blocks.num_tokens)
         if sample.output.max_tokens > longest:
             new = sample.output.max_tokens - sample.num_prompt
             why = "max_model_len" if longest == self._limits.max_model_len else "the KV cache's tokens"
@@ -113,10 +132,10 @@ class Admission:
 
     def _check_limits(self, sample: Sample, num_samples: int) -> None:
         limits, principal = self._limits, sample.request.principal
-        num_live = len(self._running) + len(self._waiting) + len(self._groups)
+        num_live = len(self._running) + len(self._queue)
         if not num_live:
             return
-        own, part = self._shares.num_live_of(principal), self._shares.part(principal, sample.request.weight)
+        own, part = self._queue.shares.num_live_of(principal), self._queue.shares.part(principal, sample.request.weight)
         total = limits.max_running + limits.max_queued
         if num_live + num_samples > total and own + num_samples > (part * total if own else total):
             raise Overloaded(
@@ -137,7 +156,7 @@ class Admission:
 
     def _check_quota(self, sample: Sample, num_samples: int) -> None:
         limits, principal = self._limits, sample.request.principal
-        num_live = self._shares.num_live_of(principal)
+        num_live = self._queue.shares.num_live_of(principal)
         if not num_live:
             return
         whose, subject = f"of {principal!r}" if principal else "of callers without a name", f"principal:{principal}"
@@ -163,9 +182,9 @@ class Admission:
         deadline = sample.request.deadline
         if deadline is None:
             return
-        backlog = self._waiting.backlog(sample, self._running)
+        backlog = self._queue.waiting.backlog(sample, self._running)
         if not self.is_in_time(sample, backlog, now):
-            num_own = sample.num_uncomputed - self._tables.num_cached(sample)
+            num_own = sample.num_uncomputed - self._blocks.num_cached(sample)
             raise DeadlinePassed(
                 f"The first token of request {sample.request.request_id} is not expected before its deadline, in "
                 f"{max(0.0, deadline - now):.2f} s: the queue before it, and then {num_own} tokens of its "

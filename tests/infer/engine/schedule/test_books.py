@@ -6,11 +6,11 @@ from dataclasses import asdict
 import pytest
 
 from tk.infer.engine.request.sampling_params import SamplingParams
+from tk.infer.engine.schedule.activity import Activity
 from tk.infer.engine.schedule.books import CacheBooks, EngineBooks, EngineLoad, EngineTotals
-from tk.infer.engine.schedule.costs.activity import Activity
 from tk.infer.engine.schedule.samples.sample import Sample
 from tk.infer.engine.schedule.scheduler import Scheduler
-from tk.infer.engine.schedule.waiting.limits import Limits
+from tk.infer.engine.schedule.waiting.admission import Limits
 from tk.proto.v1 import generation_pb2 as pb
 from tk.tests.infer.engine.schedule.new_sample import new_sample
 
@@ -52,7 +52,7 @@ def test_the_load_follows_a_request_through_the_engine() -> None:
     step(policy)
     load = books.load()
     assert (load.running, load.waiting, load.queued_tokens, load.blocks_used) == (1, 2, 40, 4)
-    while policy.waiting or second.num_uncomputed > 1:
+    while policy.queue.waiting or second.num_uncomputed > 1:
         step(policy)
         if first.num_new == 2:
             policy.finish(first)

@@ -5,10 +5,10 @@ import random
 import pytest
 
 from tk.core.errors import DeadlinePassed, Overloaded
-from tk.infer.engine.schedule.costs.cost import StepSize
 from tk.infer.engine.schedule.samples.sample import Sample, Status
 from tk.infer.engine.schedule.scheduler import Scheduler
-from tk.infer.engine.schedule.waiting.limits import Limits
+from tk.infer.engine.schedule.step_cost import StepSize
+from tk.infer.engine.schedule.waiting.admission import Limits
 from tk.tests.infer.engine.schedule.new_sample import new_sample
 
 

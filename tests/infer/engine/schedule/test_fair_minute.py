@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from tk.infer.engine.schedule.waiting.limits import Limits
+from tk.infer.engine.schedule.waiting.admission import Limits
 from tk.tests.infer.engine.schedule.simulated_server import Caller, Server, jain
 
 COUNTS = (1, 2, 4, 8, 20, 50)

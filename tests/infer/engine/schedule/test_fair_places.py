@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tk.infer.engine.schedule.samples.sample import Status
-from tk.infer.engine.schedule.waiting.limits import Limits
+from tk.infer.engine.schedule.waiting.admission import Limits
 from tk.tests.infer.engine.schedule.simulated_server import Caller, Server, jain
 
 LIMITS = Limits(max_running=8, max_queued=1000, max_batched_tokens=256, max_model_len=4096)

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from tk.infer.engine.schedule.batch_writer import BatchWriter
-from tk.infer.engine.schedule.costs.row_cost import RowCost
-from tk.infer.engine.schedule.proposals import choose_proposals, least_chance, worthwhile
+from tk.infer.engine.schedule.proposals import PlanningCost, ProposalPolicy, RowCost, least_chance, worthwhile
 from tk.infer.engine.schedule.samples.proposer import Proposer
 from tk.infer.engine.schedule.samples.sample import UNKNOWN, Sample, ScheduledChunk
 from tk.infer.engine.schedule.scheduler import Scheduler
-from tk.infer.engine.schedule.waiting.limits import Limits
+from tk.infer.engine.schedule.waiting.admission import Limits
 from tk.infer.engine.step.step_message import NextTokens
 from tk.tests.infer.engine.schedule.new_sample import new_sample
 
@@ -74,7 +73,7 @@ class Decoding:
 
     def run(self) -> list[Sample]:
         policy = Scheduler(Limits(len(self.texts), 0, 2000, 2000), 2000, 16)
-        policy.row_cost = self.cost
+        policy.proposals.row_cost = self.cost
         samples = [
             new_sample(i, text[: self.num_prompt], len(text), proposer=Proposer(8)) for i, text in enumerate(self.texts)
         ]
@@ -133,18 +132,20 @@ def test_a_batch_that_becomes_narrow_proposes_again() -> None:
 
 def test_sequences_in_a_wide_batch_need_not_read_their_tokens() -> None:
     sample = new_sample(0, [1, 2, 3] * 20, 100, proposer=Proposer(8))
-    assert choose_proposals([sample] * 32, 32, MEASURED, 0.05) == {}
+    policy = ProposalPolicy()
+    policy.row_cost = MEASURED
+    assert policy.choose([sample] * 32, 32) == {}
     assert sample.proposer is not None
     assert len(sample.proposer) == 0
-    assert choose_proposals([sample], 1, MEASURED, 0.05)[sample] == [1, 2, 3, 1, 2]
+    assert policy.choose([sample], 1)[sample] == [1, 2, 3, 1, 2]
     sample.proposer = None
-    assert choose_proposals([sample], 1, MEASURED, 0.05) == {}
+    assert policy.choose([sample], 1) == {}
 
 
 @pytest.mark.parametrize("cost", [MEASURED, FLAT])
 def test_steps_without_proposals_just_go_on(cost: RowCost) -> None:
     policy, writer = Scheduler(Limits(4, 0, 64, 64), 16, 16), BatchWriter(4, lambda sample: ())
-    policy.row_cost = cost
+    policy.proposals.row_cost = cost
     samples = [new_sample(i, [i], 20, proposer=Proposer(8)) for i in range(4)]
     policy.add(samples)
     messages = []
@@ -158,3 +159,60 @@ def test_steps_without_proposals_just_go_on(cost: RowCost) -> None:
             chunk.sample.output.tokens.append(UNKNOWN)
     assert [isinstance(message, NextTokens) for message in messages[-6:]] == [True] * 6
     assert all(sample.output.num_proposed == 0 and sample.num_new > 6 for sample in samples)
+
+
+def test_the_cost_of_rows_is_straight_between_measured_steps_and_behind_them() -> None:
+    cost = RowCost({2: 1.0, 4: 2.0, 8: 6.0})
+    assert [cost.seconds(rows) for rows in range(10)] == [1.0, 1.0, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    assert cost.horizon == 8
+
+
+def test_a_step_that_took_longer_than_one_of_more_rows_was_disturbed() -> None:
+    cost = RowCost({1: 3.0, 2: 9.0, 4: 2.0, 8: 4.0})
+    assert [cost.seconds(rows) for rows in (1, 2, 3, 4, 8)] == [2.0, 2.0, 2.0, 2.0, 4.0]
+
+
+def test_one_measured_step_makes_all_alike() -> None:
+    assert {RowCost({1: 2.5}).seconds(rows) for rows in (0, 1, 2, 100)} == {2.5}
+
+
+@pytest.mark.parametrize(("rows", "more"), [(1, 8), (16, 32)])
+def test_the_guess_is_flat_and_then_straight(rows: int, more: int) -> None:
+    guess = RowCost()
+    assert guess.seconds(more) / guess.seconds(rows) == (1 if more <= 8 else more / rows)
+
+
+def test_the_cost_of_planning_is_learned_from_steps_with_proposals_beside_those_without() -> None:
+    cost = PlanningCost()
+    assert cost.overhead == 0.05
+    for _ in range(60):
+        cost.observe(10.0, 9.0, False)
+        cost.observe(12.0, 13.5, True)
+    assert cost.overhead == pytest.approx(0.25, abs=0.02)
+
+
+def test_a_disturbed_step_counts_little_for_planning() -> None:
+    cost = PlanningCost()
+    cost.observe(10.0, 10.0, False)
+    cost.observe(10.0, 10_000.0, False)
+    cost.observe(10.0, 10_000.0, True)
+    assert cost.overhead < 0.15
+    cost.observe(10.0, 1e-6, True)
+    assert cost.overhead >= 0
+
+
+def test_without_a_step_that_has_none_nothing_is_learned() -> None:
+    cost = PlanningCost()
+    cost.observe(10.0, 30.0, True)
+    assert cost.overhead == 0.05
+
+
+def test_a_high_cost_is_forgotten_so_that_proposals_are_tried_again() -> None:
+    cost = PlanningCost()
+    cost.observe(10.0, 10.0, False)
+    for _ in range(100):
+        cost.observe(10.0, 20.0, True)
+    assert cost.overhead > 0.9
+    for _ in range(2000):
+        cost.observe(10.0, 10.0, False)
+    assert cost.overhead < 0.1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tk.core.errors import Overloaded, PromptTooLong
 from tk.infer.engine.schedule.samples.sample import Sample, ScheduledChunk, Status
 from tk.infer.engine.schedule.scheduler import Scheduler
-from tk.infer.engine.schedule.waiting.limits import Limits
+from tk.infer.engine.schedule.waiting.admission import Limits
 from tk.tests.example_counts import examples
 from tk.tests.infer.engine.schedule.new_sample import new_sample
 

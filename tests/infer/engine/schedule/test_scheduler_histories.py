@@ -9,10 +9,10 @@ import pytest
 
 from tk.core.errors import DeadlinePassed, Overloaded
 from tk.core.integers import ceil_div
-from tk.infer.engine.schedule.costs.cost import StepSize
 from tk.infer.engine.schedule.samples.sample import Sample, Status
 from tk.infer.engine.schedule.scheduler import Scheduler
-from tk.infer.engine.schedule.waiting.limits import Limits
+from tk.infer.engine.schedule.step_cost import StepSize
+from tk.infer.engine.schedule.waiting.admission import Limits
 from tk.tests.infer.engine.schedule.new_sample import new_sample
 
 BLOCK = 4
@@ -119,11 +119,11 @@ def test_thousands_of_steps_leak_nothing_and_everything_ends(seed: int) -> None:
     for _ in range(NUM_STEPS):
         for _ in range(choose.choice((0, 0, 0, 0, 1, 2))):
             world.arrive()
-        live = [*world.policy.running, *world.policy.waiting]
+        live = [*world.policy.running, *world.policy.queue.waiting]
         if live and choose.random() < 0.05:
             world.policy.finish(choose.choice(live))
         world.step()
-    work = sum(s.output.max_tokens for s in (*world.policy.running, *world.policy.waiting))
+    work = sum(s.output.max_tokens for s in (*world.policy.running, *world.policy.queue.waiting))
     steps = 0
     while world.policy.num_live:
         assert world.step(), "a sequence is live and nothing is computed"
@@ -158,7 +158,7 @@ def test_the_oldest_of_a_stream_that_never_ends_is_served(seed: int) -> None:
         if number == 20:
             victim.arrival = arrival = arrival + 1
             policy.add([victim])
-        while len(policy.waiting) < (10 if number < 20 else 25):
+        while len(policy.queue.waiting) < (10 if number < 20 else 25):
             arrival += 1
             name = "" if seed % 2 or number < 20 else f"p{arrival}"
             policy.add([new_sample(arrival, [0], 8, principal=name)])

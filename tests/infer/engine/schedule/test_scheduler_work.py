@@ -9,7 +9,7 @@ from tk.infer.engine.request.request import Request
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.engine.schedule.samples.sample import Output, Sample
 from tk.infer.engine.schedule.scheduler import Scheduler
-from tk.infer.engine.schedule.waiting.limits import Limits
+from tk.infer.engine.schedule.waiting.admission import Limits
 
 
 class Counted(Sample):

@@ -15,12 +15,12 @@ import pytest
 from tk.core.errors import Overloaded
 from tk.core.integers import ceil_div
 from tk.infer.engine.schedule.batch_writer import BatchWriter
-from tk.infer.engine.schedule.costs.row_cost import RowCost
+from tk.infer.engine.schedule.proposals import RowCost
 from tk.infer.engine.schedule.samples.block_table import BlockKey, BlockTable
 from tk.infer.engine.schedule.samples.proposer import Proposer
 from tk.infer.engine.schedule.samples.sample import UNKNOWN, Sample, Status
 from tk.infer.engine.schedule.scheduler import Scheduler
-from tk.infer.engine.schedule.waiting.limits import Limits
+from tk.infer.engine.schedule.waiting.admission import Limits
 from tk.infer.engine.step.persistent_batch import PersistentBatch
 from tk.infer.engine.step.step_message import decode_message
 from tk.infer.engine.step.step_plan import StepPlan
@@ -63,7 +63,7 @@ class World:
         # The first block and the one that is filled of each sample, and those that a step begins, as far as it can.
         num_twins = 3 * slots + ceil_div(limits.max_batched_tokens, BLOCK) if self.has_twins else 0
         self.policy = Scheduler(limits, self.num_blocks, BLOCK, num_twins)
-        self.policy.row_cost = RowCost({1: 1.0})
+        self.policy.proposals.row_cost = RowCost({1: 1.0})
         self.writer, self.batch = BatchWriter(slots, lambda sample: ()), PersistentBatch(BLOCK)
         self.texts = [[self.random.randrange(VOCAB) for _ in range(40)] for _ in range(3)]
 
@@ -327,7 +327,7 @@ def test_blocks_of_proposals_that_did_not_come_true_keep_no_twins() -> None:
     limits = Limits(4, 0, 8 * BLOCK, 200)
     num_twins = 3 * limits.max_running + ceil_div(limits.max_batched_tokens, BLOCK)
     policy = Scheduler(limits, 200, BLOCK, num_twins)
-    policy.row_cost = RowCost({1: 1.0})
+    policy.proposals.row_cost = RowCost({1: 1.0})
     for number in range(limits.max_running):
         sample = new_sample(number, [1], 200, root=bytes([number]))
         sample.proposer = Wrong(quiet=2 + number)  # type: ignore[assignment]

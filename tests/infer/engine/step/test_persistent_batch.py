@@ -14,7 +14,7 @@ from tk.infer.engine.schedule.batch_writer import BatchWriter
 from tk.infer.engine.schedule.samples.proposer import Proposer
 from tk.infer.engine.schedule.samples.sample import UNKNOWN, Sample, ScheduledChunk, Status
 from tk.infer.engine.schedule.scheduler import Scheduler
-from tk.infer.engine.schedule.waiting.limits import Limits
+from tk.infer.engine.schedule.waiting.admission import Limits
 from tk.infer.engine.step.persistent_batch import PersistentBatch
 from tk.infer.engine.step.step_message import NextTokens, decode_message
 from tk.infer.engine.step.step_plan import SAMPLE, SamplingRow, SamplingRows, StepPlan

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from tk.core.errors import DeadlinePassed, Overloaded
-from tk.infer.engine.schedule.costs.cost import StepSize
 from tk.infer.engine.schedule.samples.sample import Sample
 from tk.infer.engine.schedule.scheduler import Scheduler
-from tk.infer.engine.schedule.waiting.limits import Limits
+from tk.infer.engine.schedule.step_cost import StepSize
+from tk.infer.engine.schedule.waiting.admission import Limits
 from tk.tests.infer.engine.schedule.new_sample import new_sample
 
 LIMITS = Limits(max_running=4, max_queued=100, max_batched_tokens=16, max_model_len=400)

@@ -1,6 +1,6 @@
 """Counts of tokens, against a clock of the test."""
 
-from tk.infer.engine.schedule.costs.activity import Activity
+from tk.infer.engine.schedule.activity import Activity
 from tk.tests.clock import Clock
 
 

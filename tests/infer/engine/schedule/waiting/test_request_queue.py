@@ -1,7 +1,7 @@
 """Groups of samples: one leads until the prompt is computed, and another one if it ends before."""
 
 from tk.infer.engine.schedule.samples.sample import Sample
-from tk.infer.engine.schedule.waiting.sample_groups import SampleGroups
+from tk.infer.engine.schedule.waiting.request_queue import SampleGroups
 from tk.tests.infer.engine.schedule.new_sample import new_sample
 
 

@@ -1,13 +1,16 @@
-"""The predicted duration of steps, against machines whose true costs are known."""
+"""The predicted duration of steps, and the margin below a bound, on machines whose true costs are known."""
+
+import random
+from statistics import NormalDist
 
 import pytest
 
-from tk.infer.engine.schedule.costs.cost import StepCost, StepSize
-from tk.infer.engine.schedule.costs.step_budget import StepBudget
-from tk.infer.engine.schedule.waiting.limits import Limits
-from tk.infer.engine.schedule.warm_up import row_chunks, warm_up_chunks
+from tk.infer.engine.schedule.step_cost import StepBudget, StepCost, StepMargin, StepSize
+from tk.infer.engine.schedule.waiting.admission import Limits
+from tk.infer.engine.worker.step_timing import warm_up_chunks
 
 LIMITS = Limits(8, 100, 512, 4096)
+BOUND = 0.05
 MACHINES = [(5e-3, 4e-4, 2e-8), (2e-2, 1e-3, 1e-7), (1e-3, 1e-3, 1e-6), (1e-2, 1e-4, 0.0)]
 
 
@@ -75,40 +78,46 @@ def test_nothing_is_predicted_before_a_step_was_seen() -> None:
 
 def test_a_budget_gives_one_prompt_token_beyond_its_bound() -> None:
     budget = StepBudget(16, 1e-6, measured(MACHINES[1]))
-    budget.take(5, 1)
-    assert budget.take_prompt(0, 100) == 1
+    budget.reserve(5, 1)
+    assert budget.reserve_prompt(0, 100) == 1
     assert budget.room(0, 100) == 0
     unbounded = StepBudget(16, None, StepCost())
-    unbounded.take(5, 1)
-    assert [unbounded.take_prompt(0, 10), unbounded.take_prompt(0, 10), unbounded.room(0, 1)] == [10, 5, 0]
+    unbounded.reserve(5, 1)
+    assert [unbounded.reserve_prompt(0, 10), unbounded.reserve_prompt(0, 10), unbounded.room(0, 1)] == [10, 5, 0]
 
 
-@pytest.mark.parametrize(("max_tokens", "num_blocks"), [(512, 128), (8, 2), (1, 1)])
-def test_warm_up_steps_keep_the_limits(max_tokens: int, num_blocks: int) -> None:
-    limits = Limits(1, 1, max_tokens, 64)
-    for chunk in [*warm_up_chunks(limits, num_blocks, 8), *row_chunks(limits, num_blocks, 8)]:
-        assert 1 <= chunk.length <= max_tokens
-        num_tokens = chunk.sample.num_tokens + len(chunk.proposals)
-        assert chunk.start + chunk.length == num_tokens <= min(64, num_blocks * 8)
-        assert all(1 <= block <= num_blocks for block in chunk.sample.table.blocks)
-        assert len(chunk.sample.table.blocks) * 8 >= num_tokens
+def observe_steps(margin: StepMargin, spread: float, steps: int = 4000) -> list[bool]:
+    """Plans full steps, whose durations are spread around the predicted ones; returns which passed the bound."""
+    draw, passed = random.Random(0), []
+    for _ in range(steps):
+        predicted = BOUND / margin.factor
+        seconds = predicted * draw.gauss(1.0, spread)
+        passed.append(seconds > BOUND)
+        margin.observe(predicted, seconds, BOUND)
+    return passed
 
 
-def test_steps_of_rows_have_a_row_for_each_token() -> None:
-    chunks = row_chunks(LIMITS, 128, 32)
-    assert [chunk.length for chunk in chunks] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32, 48]
-    for chunk in chunks:
-        assert chunk.is_last
-        assert len(chunk.proposals) == chunk.length - 1
+@pytest.mark.parametrize("spread", [0.02, 0.05, 0.15])
+def test_one_full_step_in_a_hundred_passes_the_bound(spread: float) -> None:
+    margin = StepMargin()
+    passed = observe_steps(margin, spread)
+    assert sum(passed[:20]) >= 2, "a mean is passed by half of the steps"
+    assert sum(passed[500:]) / len(passed[500:]) == pytest.approx(0.01, abs=0.004)
+    assert margin.factor == pytest.approx(NormalDist(1.0, spread).inv_cdf(0.99), abs=0.07)
 
 
-def test_every_block_that_a_warm_up_step_writes_has_a_twin_of_its_own() -> None:
-    """If blocks have fewer twins: those without one would write to twin 0, which stays zero."""
-    chunks = warm_up_chunks(LIMITS, 128, 32, num_twins=20) + row_chunks(LIMITS, 128, 32, num_twins=20)
-    for chunk in chunks:
-        blocks, twins = chunk.sample.table.twins[::2], chunk.sample.table.twins[1::2]
-        written = {position // 32 for position in range(chunk.start, chunk.start + chunk.length)}
-        assert blocks == [chunk.sample.table.blocks[i] for i in sorted(written)]
-        assert twins == list(range(1, len(blocks) + 1))
-        assert len(twins) <= 20
-    assert not any(chunk.sample.table.twins for chunk in warm_up_chunks(LIMITS, 128, 32))
+def test_the_margin_follows_a_machine_that_becomes_calm_and_has_a_limit() -> None:
+    margin = StepMargin()
+    observe_steps(margin, 2.0)
+    assert margin.factor == pytest.approx(1.5, abs=0.1)
+    observe_steps(margin, 0.01)
+    assert margin.factor < 1.1
+
+
+def test_short_steps_say_nothing_about_the_margin() -> None:
+    margin = StepMargin()
+    for _ in range(100):
+        margin.observe(0.7 * BOUND, 10.0, BOUND)
+    assert margin.factor == 1.0
+    margin.observe(0.8 * BOUND, 10.0, BOUND)
+    assert margin.factor == pytest.approx(1.0198)
