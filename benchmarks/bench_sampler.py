@@ -13,7 +13,7 @@ from tk.core.cpu import read_cpu
 from tk.infer.engine.kernels.sampler import numpy_sampler
 from tk.infer.engine.kernels.sampler.native_sampler import native_sampler
 from tk.infer.engine.kernels.sampler.sampler import Sample, run_sampler
-from tk.infer.engine.step.step_plan import SamplingRow, SamplingRows
+from tk.infer.engine.step.sampling_rows import SamplingRow, SamplingRows
 from tk.infer.engine.step.token_counts import TokenCounts
 
 VOCABULARIES = (32_000, 49_152, 128_256, 262_144)

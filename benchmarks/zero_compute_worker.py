@@ -4,14 +4,15 @@ import sys
 
 import numpy as np
 
-from tk.infer.engine.kernels.backend import Masks, no_masks
-from tk.infer.engine.kernels.engine_line import EngineLine, WentOn
+from tk.core.casts import Array
+from tk.infer.engine.kernels.backend import Backend, Masks, no_masks
 from tk.infer.engine.planning.job import Job
-from tk.infer.engine.step.step_plan import Array, SamplerOutput, StepPlan
+from tk.infer.engine.step.running_plan import RunningPlan
+from tk.infer.engine.step.sampler_output import SamplerOutput
 from tk.infer.engine.worker.worker import work
 
 
-class ZeroCompute:
+class ZeroCompute(Backend):
     """A `Backend` that chooses token 7 for every row.
 
     Args:
@@ -24,7 +25,7 @@ class ZeroCompute:
     def __init__(self, rank: int) -> None:
         self.samples = rank == 0
 
-    def step(self, plan: StepPlan, masks: Masks = no_masks) -> SamplerOutput | None:
+    def step(self, plan: RunningPlan, masks: Masks = no_masks) -> SamplerOutput | None:
         """Returns the tokens on rank 0, else None."""
         num_rows = len(plan.rows)
         output = SamplerOutput.of_tokens(np.full(num_rows, 7, np.int32), np.ones(num_rows, np.uint8))
@@ -34,11 +35,7 @@ class ZeroCompute:
         """Fails: no row has candidates."""
         raise AssertionError("rows without candidates are sampled once")
 
-    def go_on(self, line: EngineLine) -> WentOn | None:
-        """Leaves all steps to the worker."""
-        return None
-
-    def logits(self, plan: StepPlan) -> Array:
+    def logits(self, plan: RunningPlan) -> Array:
         """Returns zeros."""
         return np.zeros((len(plan.rows), 1), np.float32)
 

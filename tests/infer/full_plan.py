@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tk.infer.engine.schedule.samples.sample import Sample, ScheduledChunk
-from tk.infer.engine.step.step_plan import ASKED, NO_LOGPROBS, SamplingRow, SamplingRows, StepPlan
+from tk.infer.engine.step.running_plan import RunningPlan
+from tk.infer.engine.step.sampling_rows import NO_LOGPROBS, WITH_CANDIDATES, SamplingRow, SamplingRows
 from tk.infer.engine.step.token_counts import TokenCounts
 
 
@@ -32,7 +33,7 @@ class Planned:
 
 def full_plan(
     planned: Sequence[Planned], block_size: int, stopping: Sequence[int] = (), scored: Sequence[SamplingRow] = ()
-) -> StepPlan:
+) -> RunningPlan:
     """Returns the plan of a step whose tokens are all known by now."""
     tokens: list[int] = []
     positions, slots = [], []
@@ -50,14 +51,13 @@ def full_plan(
             row = sampling_row(chunk.sample, chunk.stop, first + i, stopping, chunk.proposals[:i])
             if chunk.sample.output.matcher is not None:
                 is_asked = chunk.sample.output.has_candidates
-                row = replace(row, mask=ASKED if is_asked else sum(other.mask >= 0 for other in rows))
+                row = replace(row, mask=WITH_CANDIDATES if is_asked else sum(other.mask >= 0 for other in rows))
             rows.append(row)
-    return StepPlan(
+    return RunningPlan(
         tokens=np.array(tokens, np.int32),
         positions=np.concatenate(positions),
         slots=np.concatenate(slots),
         span_length=np.array([chunk.stop + len(chunk.proposals) - chunk.start for chunk in planned], np.int32),
-        span_context=np.array([chunk.stop + len(chunk.proposals) for chunk in planned], np.int32),
         block_tables=tables,
         rows=SamplingRows.pack(sorted(rows, key=lambda row: row.token)),
     )

@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from tk.core.casts import Array
 from tk.core.errors import Cancelled, InvalidRequest
 from tk.infer import LLM, AsyncLLM, SamplingParams
 from tk.infer.engine.grammar.compiler import Grammars
@@ -23,7 +24,7 @@ from tk.infer.engine.request.events import Delta, Done, FinishReason
 from tk.infer.engine.request.request import Request
 from tk.infer.engine.schedule import live_request
 from tk.infer.engine.schedule.step_in_flight import Masks, StepInFlight
-from tk.infer.engine.step.step_plan import Array, SamplerOutput
+from tk.infer.engine.step.sampler_output import SamplerOutput
 from tk.tests.infer.engine.test_engine import PROMPTS, Sink
 from tk.tests.infer.random_schemas import is_accepted, random_schema
 

@@ -19,7 +19,7 @@ from tk.infer.engine.request.events import Event, Failed, Started
 from tk.infer.engine.request.request import Request
 from tk.infer.engine.schedule.live_request import LiveRequest
 from tk.infer.engine.schedule.scheduler import Scheduler
-from tk.infer.engine.step.step_plan import SamplerOutput
+from tk.infer.engine.step.sampler_output import SamplerOutput
 from tk.infer.engine.worker import processes
 from tk.infer.engine.worker.processes import WorkerProcesses
 from tk.infer.engine.worker.worker_group import WorkerGroup

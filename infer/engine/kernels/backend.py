@@ -4,8 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..step.step_plan import Array, SamplerOutput, StepPlan
-from .engine_line import EngineLine, WentOn
+from ....core.casts import Array
+from ..step.channel import Channel
+from ..step.running_plan import RunningPlan
+from ..step.sampler_output import SamplerOutput
 
 Masks = Callable[[], Array]  # waits for the masks of a step's rows: see `sampler.run_sampler`
 
@@ -24,13 +26,26 @@ class CacheShape:
         block_size: the number of tokens of a block.
         dtype: the name of the cache's dtype (see `EngineOptions.kv_dtype`).
         num_twins: how many blocks can have a twin in int8, of a dtype with twins, numbered from 1: plans say which
-            (`StepPlan.twins`). 0: each block has the twin of its own number.
+            (`RunningPlan.twins`). 0: each block has the twin of its own number.
     """
 
     num_blocks: int
     block_size: int
     dtype: str
     num_twins: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedAhead:
+    """Where a backend that decodes ahead has stopped.
+
+    Attributes:
+        tokens: the tokens of its last step, int32 [R]; None: the engine chooses them, and has not yet.
+        has_next: whether it took `NEXT_STEP` from the channel, for the step that follows when the tokens are known.
+    """
+
+    tokens: Array | None
+    has_next: bool = False
 
 
 class Backend(Protocol):
@@ -46,7 +61,7 @@ class Backend(Protocol):
     kv_bytes: int
     samples: bool
 
-    def step(self, plan: StepPlan, masks: Masks = no_masks) -> SamplerOutput | None:
+    def step(self, plan: RunningPlan, masks: Masks = no_masks) -> SamplerOutput | None:
         """Computes a step, stores its keys and values; returns the sampler's output, None on ranks that do not sample.
 
         Rank 0 always samples; ranks that do agree to the bit.
@@ -64,13 +79,17 @@ class Backend(Protocol):
             rows: the numbers of the rows that get these masks: int32 [M]. The results of other rows are of no use.
         """
 
-    def go_on(self, line: EngineLine) -> WentOn | None:
-        """Carries out further steps, and sends their results, as long as the engine's next message is `next_step`.
+    def decode_ahead(self, plan: RunningPlan, channel: Channel) -> DecodedAhead | None:
+        """Computes further steps, and sends their results, as long as the engine's next frame is `NEXT_STEP`.
 
-        The last step sampled a token for each of its spans; its plan advances in place (see `StepPlan`). If rows have
-        candidates, its results were sent, and the tokens that the engine chooses must come behind `next_step`. Returns
-        None if nothing has changed.
+        Only backends that can do so without the worker have it. If rows have candidates, the tokens that the engine
+        chooses must come behind `NEXT_STEP`. Returns None if nothing has changed.
+
+        Args:
+            plan: the plan of the last step, whose results were sent; it advances.
+            channel: the rank's socket to the engine.
         """
+        return None
 
-    def logits(self, plan: StepPlan) -> Array:
+    def logits(self, plan: RunningPlan) -> Array:
         """Computes a step as `step` does; returns the raw logits of its rows on every rank: fp32 [R, vocab_size]."""

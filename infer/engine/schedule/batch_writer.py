@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ....core.casts import Array
 from ..request.sampling_params import SamplingParams
+from ..step.sampling_rows import NO_LOGPROBS, NO_MASK, OPTION_COLUMNS, WITH_CANDIDATES, SamplingRow
 from ..step.step_message import OPENED, NextTokens, StepMessage
-from ..step.step_plan import ASKED, NO_LOGPROBS, NO_MASK, OPTION_COLUMNS, Array, SamplingRow
 from ..step.token_counts import TokenCounts
 from .samples.sample import UNKNOWN, Sample, ScheduledChunk, Status
 
@@ -129,7 +130,7 @@ class BatchWriter:
                 sample.table.fork = None
             is_asked = asks and sample.output.has_candidates
             is_masked = chunk.is_last and sample.output.matcher is not None and not is_asked
-            mask = ASKED if is_asked else num_masks if is_masked else NO_MASK
+            mask = WITH_CANDIDATES if is_asked else num_masks if is_masked else NO_MASK
             num_rows = 1 + len(chunk.proposals) if chunk.is_last else 0
             length = chunk.length
             spans.extend((slot.number, start, length, length - is_fed, len(output), num_rows, num_added, mask))

@@ -28,7 +28,8 @@ from ..request.events import (
 )
 from ..request.request import Request
 from ..request.sampling_params import SamplingParams
-from ..step.step_plan import SamplerOutput, SamplingRow
+from ..step.sampler_output import SamplerOutput
+from ..step.sampling_rows import SamplingRow
 from .samples.block_table import BlockKey, BlockTable, cache_fingerprint, root_digest
 from .samples.deltas import DeltaBuilder, Ending
 from .samples.proposer import Proposer

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ....core.casts import Array
 from ....core.errors import TkError
 from ..grammar.grammar import ALL_TOKENS, Matcher
 from ..options import MAX_HEAD_ROWS
-from ..step.step_plan import Array, SamplerOutput, SamplingRow
+from ..step.sampler_output import SamplerOutput
+from ..step.sampling_rows import SamplingRow
 from .batch_writer import BatchWriter
 from .live_request import LiveRequest
 from .samples.sample import UNKNOWN, Sample, ScheduledChunk, Status

@@ -1,15 +1,16 @@
 """The worker's half of the persistent batch: slots with block tables, options, counts, and the tokens it sampled."""
 
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
+from ....core.casts import Array
 from ....core.integers import ceil_div
+from .running_plan import RunningPlan
 from .sampled_rows import SampledRows
+from .sampling_rows import OPTION_COLUMNS, SamplingRow, SamplingRows
+from .slot_entries import SlotEntries
 from .step_message import NextTokens, StepMessage
-from .step_plan import OPTION_COLUMNS, Array, SamplingRow, SamplingRows, StepPlan, entries
-from .token_counts import TokenCounts
 
 # The columns of a slot; SamplingRows has them per row.
 _OPTIONS: Final = {
@@ -17,8 +18,6 @@ _OPTIONS: Final = {
     **OPTION_COLUMNS,
     "seed": "<u8",
 }
-Columns = tuple[Array, Array]
-_NOTHING: Final[Columns] = (np.empty(0, np.int32), np.empty(0, np.int32))
 
 
 class PersistentBatch:
@@ -33,47 +32,42 @@ class PersistentBatch:
         self._tables = np.zeros((0, 16), np.int32)
         self._num_blocks = np.zeros(0, np.int32)  # of each table
         self._last = np.zeros(0, np.int32)  # the token that was sampled last
-        self._min_new = np.zeros(0, np.int32)
-        self._has_entries = np.zeros(0, np.bool_)  # whether a slot has an entry in one of the three below
         self._options = {name: np.zeros(0, dtype) for name, dtype in _OPTIONS.items()}
-        self._bias: dict[int, Columns] = {}
-        self._early_bias: dict[int, Columns] = {}  # before the new token `min_new_tokens`
-        self._counts: dict[int, TokenCounts] = {}
-        self._sampled = SampledRows(*[np.empty(0, np.int32)] * 5)  # of the last plan
-        self._places, self._given = _NOTHING  # their numbers among all rows, and their own tokens
-        self._plan: StepPlan | None = None
+        self._entries = SlotEntries()
+        self._plan: RunningPlan | None = None  # the last one
+        self._sampled = SampledRows(*[np.empty(0, np.int32)] * 5)  # its rows that sample
+        self._places: Array = np.empty(0, np.int64)  # their numbers among all rows
+        self._own: Array = np.empty(0, np.int32)  # their own tokens
 
-    def plan(self, message: StepMessage | NextTokens) -> StepPlan:
+    def plan(self, message: StepMessage | NextTokens) -> RunningPlan:
         """Applies the changes of a step's message and returns the step's plan. `feed` must follow before the next.
 
-        The plan of `NextTokens` is that of the step before, advanced in place, as long as no block is new.
+        The plan of `NextTokens` is that of the step before, advanced; with new blocks it gets another generation.
         """
         if isinstance(message, StepMessage):
-            self._plan = self._new_plan(message)
-        else:
-            assert self._plan is not None, "a first step has spans"
-            if len(message.blocks):
-                self._plan = self._with_blocks(self._plan, *message.blocks.T)
-            self._advance(self._plan)
-        return self._plan
+            generation = 1 if self._plan is None else self._plan.generation + 1
+            self._plan = self._new_plan(message, generation)
+            return self._plan
+        plan, slots = self._plan, self._sampled.slot
+        assert plan is not None, "a first step has spans"
+        if len(message.blocks):
+            span, block = message.blocks.T  # each span has one row
+            self._extend(slots[span], np.ones(len(span), np.int32), block)
+            plan.block_tables = self._tables[slots, : self._num_blocks[slots].max()]
+            plan.generation += 1
+        plan.advance(self._last[slots], self._block_size)
+        return plan
 
-    def _with_blocks(self, plan: StepPlan, span: Array, block: Array) -> StepPlan:
-        """Returns a plan in which some spans have a new block each."""
-        slots = self._sampled.slot  # each span has one row
-        self._extend(slots[span], np.ones(len(span), np.int32), block)
-        return replace(plan, block_tables=self._tables[slots, : self._num_blocks[slots].max()])
+    def feed(self, token_ids: Array) -> None:
+        """Takes the tokens of all rows of the last plan; those after a wrong proposal do not count."""
+        slots, sampled = self._sampled.slot, token_ids[self._places]
+        if self._sampled.num_proposals.any():
+            counts = self._sampled.come_true(sampled, self._own)
+            slots, sampled = slots[counts], sampled[counts]
+        self._last[slots] = sampled
+        self._entries.count(slots, sampled)
 
-    def _advance(self, plan: StepPlan) -> None:
-        """Moves a plan on by a token: each of its spans has one token, and the only row of it, a plain one."""
-        self._last.take(self._sampled.slot, out=plan.tokens)
-        for counted in (plan.positions, plan.slots, plan.span_context, plan.rows.new_number):
-            counted += 1
-        entered = np.flatnonzero(plan.positions % self._block_size == 0)
-        if len(entered):
-            block = plan.block_tables[entered, plan.positions[entered] // self._block_size]
-            plan.slots[entered] = block * self._block_size
-
-    def _new_plan(self, message: StepMessage) -> StepPlan:
+    def _new_plan(self, message: StepMessage, generation: int) -> RunningPlan:
         self._open(message)
         slot, start, length, given, number, num_rows, num_added, mask = message.spans.T.copy()
         if len(message.blocks):
@@ -89,61 +83,31 @@ class PersistentBatch:
         widest = int(self._num_blocks[slot].max(initial=0))
         tokens = self._tokens(message.tokens, slot, first, length != given)
         sampled = SampledRows.of(np.stack([slot, first + length - num_rows, number, mask]), num_rows)
-        return StepPlan(
+        return RunningPlan(
             tokens=tokens,
             positions=positions,
             slots=block * np.int32(self._block_size) + positions % self._block_size,
             span_length=length,
-            span_context=start + length,
             block_tables=self._tables[slot, :widest],
             rows=self._rows(message.scored, tokens, sampled),
             twins=message.twins,
             forks=message.forks[:, 2:],
+            generation=generation,
         )
-
-    def feed(self, token_ids: Array) -> None:
-        """Takes the tokens of all rows of the last plan; those after a wrong proposal do not count."""
-        slots, sampled = self._sampled.slot, token_ids[self._places]
-        if self._sampled.num_proposals.any():
-            counts = self._sampled.come_true(sampled, self._given)
-            slots, sampled = slots[counts], sampled[counts]
-        self._last[slots] = sampled
-        if self._counts:
-            for slot, token in zip(slots.tolist(), sampled.tolist(), strict=True):
-                if slot in self._counts:
-                    self._counts[slot].add((token,))
 
     def _open(self, message: StepMessage) -> None:
         if not len(message.opened):
             return
-        self._grow(int(message.opened["slot"].max()) + 1)
-        bias = banned = counts = 0
-        for opened in message.opened:
-            slot, num_counts = int(opened["slot"]), int(opened["num_counts"])
-            self._tables[slot], self._num_blocks[slot], self._min_new[slot] = 0, 0, opened["min_new_tokens"]
-            for name, column in self._options.items():
-                column[slot] = opened[name]
-            biased = slice(bias, bias := bias + int(opened["num_bias"]))
-            early = message.banned[banned : (banned := banned + int(opened["num_banned"]))]
-            tokens, values = message.bias_token[biased], message.bias_value[biased]
-            keep = ~np.isin(tokens, early)
-            ban = np.full(len(early), -np.inf, np.float32)
-            self._bias[slot] = (tokens, values)
-            self._early_bias[slot] = (np.concatenate([tokens[keep], early]), np.concatenate([values[keep], ban]))
-            self._counts.pop(slot, None)
-            if num_counts >= 0:
-                pairs = message.counts[counts : (counts := counts + num_counts)]
-                self._counts[slot] = TokenCounts(dict(pairs.tolist()))
-            self._has_entries[slot] = len(self._early_bias[slot][0]) > 0 or num_counts >= 0
-
-    def _grow(self, num_slots: int) -> None:
-        missing = num_slots - len(self._last)
-        if missing <= 0:
-            return
-        self._tables = np.pad(self._tables, ((0, missing), (0, 0)))
-        for name in ("_num_blocks", "_last", "_min_new", "_has_entries"):
-            setattr(self, name, np.pad(getattr(self, name), (0, missing)))
-        self._options = {name: np.pad(column, (0, missing)) for name, column in self._options.items()}
+        slot = message.opened["slot"]
+        missing = int(slot.max()) + 1 - len(self._last)
+        if missing > 0:
+            self._tables = np.pad(self._tables, ((0, missing), (0, 0)))
+            self._num_blocks, self._last = (np.pad(each, (0, missing)) for each in (self._num_blocks, self._last))
+            self._options = {name: np.pad(column, (0, missing)) for name, column in self._options.items()}
+        self._tables[slot], self._num_blocks[slot] = 0, 0
+        for name, column in self._options.items():
+            column[slot] = message.opened[name]
+        self._entries.open(message)
 
     def _extend(self, slot: Array, num_added: Array, blocks: Array) -> None:
         total = self._num_blocks[slot] + num_added
@@ -174,28 +138,10 @@ class PersistentBatch:
             new_number=sampled.number,
             mask=sampled.mask,
             **{name: column[sampled.slot] for name, column in self._options.items()},
-            **self._entries(sampled, tokens),
+            **self._entries.columns(sampled, tokens),
         )
         self._places = np.arange(len(sampled.slot), dtype=np.int64)
         if len(scored):
             rows, self._places = rows.merge(SamplingRows.pack([SamplingRow(*row) for row in scored.tolist()]))
-        self._sampled, self._given = sampled, tokens[sampled.token]
+        self._sampled, self._own = sampled, tokens[sampled.token]
         return rows
-
-    def _entries(self, sampled: SampledRows, tokens: Array) -> dict[str, Array]:
-        slots = sampled.slot
-        if not self._has_entries[slots].any():
-            return {**entries("bias", (), np.float32), **entries("count", (), np.int32)}
-        is_early = (sampled.number < self._min_new[slots]).tolist()
-        names = slots.tolist()
-        bias = [(self._early_bias if e else self._bias)[name] for name, e in zip(names, is_early, strict=True)]
-        places = zip(names, sampled.token.tolist(), sampled.num_proposals.tolist(), strict=True)
-        counts = [self._counted(name, tokens[token + 1 - proposed : token + 1]) for name, token, proposed in places]
-        return {**entries("bias", bias, np.float32), **entries("count", counts, np.int32)}
-
-    def _counted(self, slot: int, proposals: Array) -> Columns:
-        """Returns the counts of a slot, with proposals that a row takes for its output."""
-        counts = self._counts.get(slot)
-        if counts is None:
-            return _NOTHING
-        return (counts.plus(proposals.tolist()) if len(proposals) else counts).columns()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .step_plan import Array
+from ....core.casts import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class SampledRows:
         spans = np.flatnonzero(num_rows)
         first_rows, num_rows = first_rows[:, spans], num_rows[spans]
         if int(num_rows.max(initial=1)) == 1:
-            slot, token, number, mask = first_rows
+            slot, token, number, mask = np.ascontiguousarray(first_rows)
             return SampledRows(slot, token, number, mask, np.zeros(len(spans), np.int32))
         first = np.cumsum(num_rows, dtype=np.int32) - num_rows
         within = np.arange(int(num_rows.sum()), dtype=np.int32) - np.repeat(first, num_rows)

@@ -13,7 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from .step_plan import OPTION_COLUMNS, Array
+from ....core.casts import Array
+from .sampling_rows import OPTION_COLUMNS
 
 # A row of `opened`; the names that SamplingRow has too mean the same.
 OPENED: Final = np.dtype(
@@ -99,6 +100,9 @@ class NextTokens:
     def encode(self) -> bytes:
         """Returns the message as bytes."""
         return _NO_SPANS + self.blocks.tobytes()
+
+
+NEXT_TOKENS: Final = NextTokens(np.empty((0, 2), np.int32))  # without a new block
 
 
 def decode_message(data: bytes | bytearray) -> StepMessage | NextTokens:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from ....core.errors import TkError
 from ..schedule.live_request import LiveRequest
 from ..schedule.step_in_flight import StepInFlight
-from ..step.step_plan import SamplerOutput
+from ..step.sampler_output import SamplerOutput
 from .worker_group import WorkerGroup
 
 Failures = Sequence[tuple[LiveRequest, TkError]]  # requests whose constraints cannot go on, with the reasons

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -24,17 +23,13 @@ from ....model.registry import decoder_spec
 from ....model.stored_config import stored_config
 from ..kernels.backend import Backend
 from ..kernels.choose import prepare
-from ..kernels.engine_line import EngineLine
 from ..planning.job import Job
 from ..program.lower import lower, serving_slices
 from ..program.quantization import groupings
 from ..program.weights import load_params
+from ..step.channel import Channel, Frame, error_frame, masks_from, receive, send
 from ..step.persistent_batch import PersistentBatch
-from ..step.step_message import NextTokens, StepMessage, decode_message
-from ..step.step_plan import Array, SamplerOutput
-from .ipc import Frame, error_frame, receive, send
-
-_NO_BLOCKS: Final = np.empty((0, 2), np.int32)
+from ..step.step_message import NEXT_TOKENS, NextTokens, StepMessage, decode_message
 
 
 def load(job: Job) -> Backend:
@@ -85,72 +80,37 @@ def _serve(connection: socket.socket, prepare_backend: Callable[[Job], Backend])
     backend = prepare_backend(job)
     ready = {"kernels": backend.kernels, "kv_bytes": backend.kv_bytes, "samples": backend.samples}
     send(connection, Frame("ready", ready))
-    _compute(connection, backend, PersistentBatch(job.block_size), answers=job.rank == 0)
+    _compute(Channel(connection, answers=job.rank == 0), backend, PersistentBatch(job.block_size))
 
 
-def _compute(connection: socket.socket, backend: Backend, batch: PersistentBatch, answers: bool) -> None:
+def _compute(channel: Channel, backend: Backend, batch: PersistentBatch) -> None:
     """Computes steps until the engine ends. A step may come before the tokens of the one before it.
 
     Ranks that sample know these tokens, unless rows have candidates; otherwise the engine sends them after the step's
     result. Masks that a step needs before come after it, and before all later steps. Masks with which its rows are
     sampled again come before its tokens.
-
-    Args:
-        answers: whether this rank sends the results to the engine.
     """
-    ahead: deque[StepMessage | NextTokens] = deque()
+    messages: deque[StepMessage | NextTokens] = deque()
     knows_tokens = True
-    next_step = Frame("step", body=NextTokens(_NO_BLOCKS).encode()).encode()
-    again = Frame("again").encode()[:-4]  # up to the size of its body
-    line = EngineLine(connection.fileno(), next_step, _result, _tokens, again, answers)
-    while (frame := receive(connection)) is not None:
+    while (frame := channel.receive()) is not None:
         if frame.op == "tokens":
             batch.feed(np.frombuffer(frame.body, np.int32))
             knows_tokens = True
         elif frame.op == "again":
-            sampled = backend.sample_again(*_masks_of(frame))
-            if answers:
-                send(connection, _result(sampled))
+            channel.send_result(backend.sample_again(*masks_from(frame)))
         else:
-            ahead.append(decode_message(frame.body))
-        if ahead and knows_tokens:
-            output = backend.step(batch.plan(ahead.popleft()), lambda: _masks(connection))
+            messages.append(decode_message(frame.body))
+        if messages and knows_tokens:
+            plan = batch.plan(messages.popleft())
+            output = backend.step(plan, channel.receive_masks)
             knows_tokens = output is not None and not output.candidates.size
             if output is None:
                 continue
-            if answers:
-                send(connection, _result(output))
+            channel.send_result(output)
             if knows_tokens:
                 batch.feed(output.token_ids)
-            if (went_on := backend.go_on(line)) is not None:
-                if went_on.tokens is not None:
-                    batch.feed(went_on.tokens)
-                if went_on.has_next:
-                    ahead.append(NextTokens(_NO_BLOCKS))
-
-
-def _tokens(tokens: Array) -> bytes:
-    return Frame("tokens", body=tokens.tobytes()).encode()
-
-
-def _result(output: SamplerOutput) -> bytes:
-    return Frame("result", body=output.encode()).encode()
-
-
-def _masks(connection: socket.socket) -> Array:
-    """Waits for the masks of the step that is computed: uint32 [M, W], M and W before them.
-
-    Raises:
-        WorkerDied: the engine has ended.
-    """
-    frame = receive(connection)
-    if frame is None:
-        raise WorkerDied("The engine ended before it sent the masks of a step.")
-    return _masks_of(frame)[0]
-
-
-def _masks_of(frame: Frame) -> tuple[Array, Array]:
-    """Returns the masks of a frame, uint32 [M, W], and the numbers of rows behind them, int32."""
-    shape = np.frombuffer(frame.body, np.int32, 2)
-    masks: Array = np.frombuffer(frame.body, np.uint32, shape.prod(), shape.nbytes).reshape(shape)
-    return masks, np.frombuffer(frame.body, np.int32, offset=shape.nbytes + masks.nbytes)
+            ahead = backend.decode_ahead(plan, channel)
+            if ahead is not None and ahead.tokens is not None:
+                batch.feed(ahead.tokens)
+            if ahead is not None and ahead.has_next:
+                messages.append(NEXT_TOKENS)

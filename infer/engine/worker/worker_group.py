@@ -10,12 +10,11 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Final
 
-import numpy as np
-
+from ....core.casts import Array
 from ....core.errors import Cancelled, WorkerDied
 from ..planning.job import Job
-from ..step.step_plan import Array, SamplerOutput
-from .ipc import Frame, error_from, receive
+from ..step.channel import Frame, error_from, masks_frame, receive, tokens_frame
+from ..step.sampler_output import SamplerOutput
 from .process_state import describe_ranks
 from .processes import WorkerProcesses
 from .step_watch import IDLE_SECONDS, LOOK_SECONDS, StepWatch
@@ -126,7 +125,7 @@ class WorkerGroup:
 
         All steps before it must be answered already.
         """
-        self._send(Frame("masks", body=_array(masks)), self._sampling)
+        self._send(masks_frame(masks), self._sampling)
 
     def sample_again(self, rows: Array, masks: Array) -> None:
         """Lets the ranks that sample do that again for the last step that was answered, which has candidates.
@@ -135,8 +134,7 @@ class WorkerGroup:
             rows: the numbers of rows, int32 [M], whose masks are given.
             masks: uint32 [M, W].
         """
-        body = _array(masks) + rows.tobytes()
-        self._send(Frame("again", body=body), self._sampling)
+        self._send(masks_frame(masks, rows), self._sampling)
 
     def send_tokens(self, tokens: Array, are_chosen: bool = False) -> None:
         """Sends the tokens of the last step that was answered to the ranks that wait for them.
@@ -147,7 +145,7 @@ class WorkerGroup:
         """
         waiting = self._connections if are_chosen else self._uninformed
         if waiting:
-            self._send(Frame("tokens", body=tokens.tobytes()), waiting)
+            self._send(tokens_frame(tokens), waiting)
 
     def receive(self) -> SamplerOutput:
         """Returns the answer of rank 0 to the oldest step without one. `send_tokens` must follow.
@@ -253,8 +251,3 @@ class WorkerGroup:
 
 def _describe_exit(code: int) -> str:
     return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-
-
-def _array(values: Array) -> bytes:
-    """Returns the shape and the values of an array of two axes."""
-    return np.array(values.shape, np.int32).tobytes() + values.tobytes()

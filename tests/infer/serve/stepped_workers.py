@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tk.core.casts import Array
 from tk.core.errors import Cancelled
 from tk.infer.engine.planning.job import Job
+from tk.infer.engine.step.sampler_output import SamplerOutput
 from tk.infer.engine.step.step_message import StepMessage, decode_message
-from tk.infer.engine.step.step_plan import Array, SamplerOutput
 from tk.infer.engine.worker.processes import WorkerProcesses
 from tk.infer.engine.worker.step_watch import StepWatch
 

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tk.infer import LLM, SamplingParams
 from tk.infer.engine.kernels.native.binding.library import instruction_sets
-from tk.infer.engine.worker.ipc import Frame, receive, send
+from tk.infer.engine.step.channel import Frame, receive, send
 from tk.infer.engine.worker.processes import WorkerProcesses
 from tk.tests.infer.serve.serving import Serving
 

@@ -67,7 +67,7 @@ class KVCache:
         self.has_twins = self._format.num_twins > 0
         own_twins = torch.arange(num_blocks + 1, device=device)
         self._twin_of = torch.zeros_like(own_twins) if num_twins else own_twins
-        # the block of each twin that a plan has given
+        # the block of each twin that a plan has assigned
         self._owner = torch.zeros(num_twins + 1, dtype=torch.int64, device=device)
         layers, shape = range(num_layers if self.has_twins else 0), ((num_twins or num_blocks) + 1, *shape[1:])
         self._key_twins = [make_pages(shape, INT8, device) for _ in layers if self._format.keys == INT4]
@@ -79,24 +79,24 @@ class KVCache:
         kinds = (*self._keys, *self._values, *self._key_twins, *self._value_twins)
         return sum(part.nbytes for pages in kinds for part in pages.parts)
 
-    def give(self, twins_N2: torch.Tensor, forks_N2: torch.Tensor) -> None:
-        """Gives blocks twins, and the content of others to blocks and to their twins: see `StepPlan`."""
+    def assign(self, twins_N2: torch.Tensor, forks_N2: torch.Tensor) -> None:
+        """Assigns twins to blocks, and the content of others to blocks and to their twins: see `RunningPlan`."""
         shared, own = forks_N2.unbind(-1)
-        source = self._twin_of[shared]  # before it is given away
+        source = self._twin_of[shared]  # before it is assigned to another
         self._assign_twins(twins_N2)
         if len(own):
             _copy((*self._keys, *self._values), shared, own)
             _copy((*self._key_twins, *self._value_twins), source, self._twin_of[own])
 
     def _assign_twins(self, twins_N2: torch.Tensor) -> None:
-        """Gives blocks twins, which earlier owners lose unless they have others by now."""
+        """Assigns twins to blocks, which earlier owners lose unless they have others by now."""
         blocks, twins = twins_N2.unbind(-1)
         earlier = self._owner[twins]
         self._twin_of[earlier[self._twin_of[earlier] == twins]] = 0
         self._owner[twins], self._twin_of[blocks] = blocks, twins
 
     def places(self, slots_T: torch.Tensor) -> tuple[Places, Places | None]:
-        """Returns the places of tokens and of their twins, if there are any, for `append`; slots as in StepPlan."""
+        """Returns the places of tokens and of their twins, if there are any, for `append`; slots as in RunningPlan."""
         block_T, offset_T = slots_T // self.block_size, slots_T % self.block_size
         return self._places(block_T, offset_T), self._places(
             self._twin_of[block_T], offset_T

@@ -5,14 +5,16 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from .....core.casts import Array
 from .....parallel.collectives import all_gather
 from .....parallel.mesh import Group
 from ...options import MAX_HEAD_ROWS
 from ...program.lower import Program
 from ...program.operations import Head, Multiply, Route
-from ...step.step_plan import Array, SamplerOutput, SamplingRows, StepPlan, spans_within
-from ..backend import Masks, no_masks
-from ..engine_line import EngineLine, WentOn
+from ...step.running_plan import RunningPlan, spans_within
+from ...step.sampler_output import SamplerOutput
+from ...step.sampling_rows import SamplingRows
+from ..backend import Backend, Masks, no_masks
 from ..sampler.sampler import best_sampler, run_sampler
 from .interpreter import Interpreter
 from .kv_cache import KVCache
@@ -21,7 +23,7 @@ from .prepared_weights import AnyProduct, PreparedWeights
 from .row_tiles import RowTile, agreeing_sizes, cut
 
 
-class ModelRunner:
+class ModelRunner(Backend):
     """A `Backend` that interprets the program.
 
     Args:
@@ -52,7 +54,7 @@ class ModelRunner:
             self.head_sizes = agreeing_sizes(head, weights.dtype, cache.device, MAX_HEAD_ROWS, tp)
 
     @torch.inference_mode()
-    def step(self, plan: StepPlan, masks: Masks = no_masks) -> SamplerOutput | None:
+    def step(self, plan: RunningPlan, masks: Masks = no_masks) -> SamplerOutput | None:
         """Computes a step, stores its keys and values; returns the sampler's output on rank 0, else None."""
         outputs, found, kept = [], None, list[Array]()
         for first, logits_RV in self._logits(plan):
@@ -61,7 +63,7 @@ class ModelRunner:
                     found = masks()
                 rows, logits = plan.rows.part(first, first + len(logits_RV)), logits_RV.cpu().numpy()
                 outputs.append(run_sampler(logits, rows, found, self._sample))
-                if plan.rows.are_asked:
+                if plan.rows.have_candidates:
                     kept.append(logits)
         self._asked = (plan.rows, np.concatenate(kept)) if kept else None
         return SamplerOutput.join(outputs) if outputs else None
@@ -72,23 +74,19 @@ class ModelRunner:
         asked, logits_RV = self._asked
         return run_sampler(logits_RV, asked.masked(rows), masks, self._sample)
 
-    def go_on(self, line: EngineLine) -> WentOn | None:
-        """Leaves all steps to the worker."""
-        return None
-
     @torch.inference_mode()
-    def logits(self, plan: StepPlan) -> Array:
+    def logits(self, plan: RunningPlan) -> Array:
         """Computes a step as `step` does; returns the raw logits of its rows on every rank: fp32 [R, vocab_size]."""
         found: Array = torch.cat([logits_RV for _, logits_RV in self._logits(plan)]).cpu().numpy()
         return found
 
-    def _logits(self, plan: StepPlan) -> Iterator[tuple[int, torch.Tensor]]:
+    def _logits(self, plan: RunningPlan) -> Iterator[tuple[int, torch.Tensor]]:
         """Computes a step; yields its logits in parts of at most MAX_HEAD_ROWS rows, with the number of the first.
 
         A step without rows has one empty part.
         """
         wanted = self._on_device(plan.rows.token)
-        self._cache.give(self._on_device(plan.twins), self._on_device(plan.forks))
+        self._cache.assign(self._on_device(plan.twins), self._on_device(plan.forks))
         normed = []
         for tile in cut(len(plan.tokens), self.sizes):
             normed_TD = self._forward(plan, tile)
@@ -100,7 +98,7 @@ class ModelRunner:
         for tile in cut(len(normed_RD), self.head_sizes):
             yield tile.first, self._head(normed_RD[tile.first : tile.stop], tile.size)
 
-    def _forward(self, plan: StepPlan, tile: RowTile) -> torch.Tensor:
+    def _forward(self, plan: RunningPlan, tile: RowTile) -> torch.Tensor:
         part = slice(tile.first, tile.stop)
         inputs = np.zeros((2, tile.size), np.int64)
         inputs[:, : tile.stop - tile.first] = plan.tokens[part], plan.positions[part]

@@ -17,7 +17,7 @@ import torch
 
 from .....core.integers import ceil_div, round_up
 from ...options import ATTENTION_TILE
-from ...step.step_plan import TokenSpan
+from ...step.running_plan import TokenSpan
 from .kv_cache import KVCache
 
 QUERY_ROWS: Final = 16
@@ -85,7 +85,7 @@ class PagedAttention:
     Args:
         cache: the rank's KV cache.
         spans: the spans of the pass's tokens; tokens outside of them are padding and get zeros.
-        slots_T: the cache slots of the tokens' keys and values (see StepPlan), without padding.
+        slots_T: the cache slots of the tokens' keys and values (see RunningPlan), without padding.
         num_heads: the number of query heads on this rank.
     """
 

@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 
 from .....checkpoint.read.shared_read import Peers
+from .....core.casts import Array
 from .....core.integers import round_up
-from ...step.step_plan import Array
 from .binding.memory import CACHE_LINE
 from .binding.structures import MAX_RANKS, Buffer, NativeModel
 

@@ -7,23 +7,26 @@ from ctypes import byref
 import numpy as np
 
 from .....checkpoint.read.shared_read import ALONE, Peers
+from .....core.casts import Array
 from ...program.lower import Program
 from ...program.operations import Head
-from ...step.step_plan import Array, SamplerOutput, SamplingRows, StepPlan
-from ..backend import CacheShape, Masks, no_masks
-from ..engine_line import EngineLine, WentOn
+from ...step.channel import Channel
+from ...step.running_plan import RunningPlan
+from ...step.sampler_output import SamplerOutput
+from ...step.sampling_rows import SamplingRows
+from ..backend import Backend, CacheShape, DecodedAhead, Masks, no_masks
 from ..sampler.native_sampler import native_sampler
 from ..sampler.sampler import run_sampler
 from .binding.library import Kernels
 from .binding.structures import NativeModel
+from .decode_ahead import AssignedPlan, assign
 from .operations import prepare_operations
 from .packing import PackedWeights, format_of
 from .sampling import StepSampler
 from .state import State
-from .taken_plan import TakenPlan
 
 
-class NativeRunner:
+class NativeRunner(Backend):
     """A `Backend` that computes on CPUs.
 
     Args:
@@ -69,7 +72,7 @@ class NativeRunner:
         self.kv_bytes = self._state.kv_bytes
         head = next(each.matrix for each in program.operations if isinstance(each, Head))
         self._rows_of_rank = head.out_features
-        self._taken: TakenPlan | None = None
+        self._assigned: AssignedPlan | None = None
         kernels.start_threads(byref(model), threads)
 
     def close(self) -> None:
@@ -77,12 +80,13 @@ class NativeRunner:
         if self._model.pool:
             self._functions.stop_threads(byref(self._model))
 
-    def step(self, plan: StepPlan, masks: Masks = no_masks) -> SamplerOutput:
+    def step(self, plan: RunningPlan, masks: Masks = no_masks) -> SamplerOutput:
         """Computes a step, stores its keys and values; returns the sampler's output on every rank.
 
         Where a row has a mask, the logits are computed while it is made, and sampled in a call of their own.
         """
-        are_masked = self._take(plan).are_masked
+        self._assign(plan)
+        are_masked = plan.rows.are_masked
         outputs, found, sampler = [], None, self._sampler
         self._model.sampling = sampler.address if sampler and not are_masked else None
         for rows in self._run(plan):
@@ -98,61 +102,56 @@ class NativeRunner:
 
     def sample_again(self, masks: Array, rows: Array) -> SamplerOutput:
         """Samples the rows of the last step again, some of them with masks: see `Backend`."""
-        assert self._taken is not None, "there was a step before"
-        again, sampler = self._taken.plan.rows.masked(rows), self._sampler
+        assert self._assigned is not None, "there was a step before"
+        again, sampler = self._assigned.rows.masked(rows), self._sampler
         if sampler is None:
             return run_sampler(self._logits(len(again)), again, masks)
         self._sample(sampler, again, masks, again=True)
         return sampler.output(again)
 
-    def go_on(self, line: EngineLine) -> WentOn | None:
-        """Carries out the engine's next steps within one call into C: see `Backend` and c/exchange.h."""
-        taken, sampler = self._taken, self._sampler
-        if taken is None or sampler is None or not taken.can_go_on:
+    def decode_ahead(self, plan: RunningPlan, channel: Channel) -> DecodedAhead | None:
+        """Computes the engine's next steps within one call into C: see `Backend` and c/decode_ahead.h."""
+        if self._sampler is None or not plan.can_advance:
             return None
-        arguments = sampler.going_on(line, taken.plan.rows)
-        if arguments is None:
+        ahead = self._sampler.decode_ahead(plan, channel)
+        if ahead is None:
             return None
-        exchange = arguments.structure
-        steps = self._functions.go_on(byref(self._model), byref(exchange))
-        taken.went_on(steps)
-        if exchange.num_candidates:
-            return WentOn(None, bool(exchange.has_next))
-        return WentOn(sampler.output(taken.plan.rows).token_ids) if steps else None
+        steps = self._functions.decode_ahead(byref(self._model), byref(ahead.arguments))
+        if ahead.arguments.num_candidates:
+            return DecodedAhead(None, bool(ahead.arguments.has_next))
+        return DecodedAhead(self._sampler.output(plan.rows).token_ids) if steps else None
 
-    def logits(self, plan: StepPlan) -> Array:
+    def logits(self, plan: RunningPlan) -> Array:
         """Computes a step as `step` does; returns the raw logits of its rows on every rank: fp32 [R, vocab_size]."""
-        self._take(plan)
+        self._assign(plan)
         self._model.sampling = None
         return np.concatenate([self._logits(len(rows)).copy() for rows in self._run(plan)])
 
-    def _take(self, plan: StepPlan) -> TakenPlan:
-        """Points the kernels to a plan; the one of the step before, to which they point already, may have advanced."""
-        if self._taken is None or plan is not self._taken.plan:
-            self._taken = TakenPlan(plan, self._model)
-            self._state.give(plan.twins, plan.forks)
-        self._taken.follow()
-        return self._taken
+    def _assign(self, plan: RunningPlan) -> None:
+        """Points the kernels to a plan, unless they read it already, and it has just advanced."""
+        if not plan.generation or self._assigned is None or plan.generation != self._assigned.generation:
+            self._assigned = assign(plan, self._model)
+            self._state.assign(plan.twins, plan.forks)
 
-    def _run(self, plan: StepPlan) -> Iterator[SamplingRows]:
-        """Computes the step of the plan that was taken in parts of its rows; yields each when its logits are sampled.
+    def _run(self, plan: RunningPlan) -> Iterator[SamplingRows]:
+        """Computes the step of the assigned plan in parts of its rows; yields each when its logits are sampled.
 
         The next part overwrites logits and samples; a step without rows has one empty part.
         """
-        model, num_rows = self._model, len(plan.rows)
+        model, num_rows, most = self._model, len(plan.rows), self._state.max_head_rows
         compute = self._functions.step
-        for first in range(0, max(1, num_rows), self._state.max_head_rows):
-            rows = plan.rows.part(first, first + self._state.max_head_rows)
+        for first in range(0, max(1, num_rows), most):
+            rows = plan.rows.part(first, first + most)
             model.head_first, model.head_count = first, len(rows)
             if self._sampler is not None and model.sampling:
-                self._sampler.prepare(rows)
+                self._sampler.prepare(rows, plan.generation if num_rows <= most else 0)
             compute(byref(model))
             yield rows
             compute = self._functions.head
 
     def _sample(self, sampler: StepSampler, rows: SamplingRows, masks: Array | None, again: bool = False) -> None:
         """Samples the rows whose logits were computed last, perhaps again."""
-        sampler.prepare(rows, masks, again)
+        sampler.prepare(rows, masks=masks, again=again)
         self._model.sampling = sampler.address
         self._functions.sample(byref(self._model))
         self._model.sampling = None  # as long as the step goes on

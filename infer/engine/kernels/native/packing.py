@@ -8,14 +8,13 @@ from typing import Final
 
 import numpy as np
 
-from .....core.casts import cast
+from .....core.casts import Array, cast
 from .....core.dtypes import BF16, FP16, FP32, DType
 from .....core.integers import ceil_div, round_up
 from .....core.local_params import LocalParam
 from ...program.lower import Program
 from ...program.operations import Embed, Head, Multiply, Norm, Reduce, RotateAndAppend, Route, RunExperts, WeightMatrix
 from ...program.quantization import Codes, Grouping, groupings, quantize, untransposed
-from ...step.step_plan import Array
 from .binding.library import Kernels
 from .binding.memory import CACHE_LINE, LARGE_PAGE, Arena, aligned
 from .binding.structures import PANEL, Format, PackedMatrix

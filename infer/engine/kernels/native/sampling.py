@@ -2,13 +2,16 @@
 
 from ctypes import addressof, c_void_p, cast
 
-from ...step.step_plan import NO_LOGPROBS, Array, SamplerOutput, SamplingRows
-from ..engine_line import EngineLine
+from .....core.casts import Array
+from ...step.channel import Channel
+from ...step.running_plan import RunningPlan
+from ...step.sampler_output import SamplerOutput
+from ...step.sampling_rows import NO_LOGPROBS, SamplingRows
 from ..sampler.block import SamplingBlock, most_alternatives
 from ..sampler.native_sampler import NativeSampler
 from .binding.memory import lazy
 from .binding.structures import Sampling
-from .going_on import GoingOn
+from .decode_ahead import DecodeAhead
 from .state import State
 
 
@@ -29,8 +32,9 @@ class StepSampler:
         scratch_bytes = sampler.scratch_bytes(vocab)
         self._scratch: Array = lazy(threads * scratch_bytes)
         self._sampler = sampler  # its library stays loaded
-        self._rows: SamplingRows | None = None  # those that the block has, without masks
-        self._most, self._are_asked = 0, False  # the alternatives of them; whether one has candidates
+        self._generation = 0  # of the plan all rows of which the block has, without masks; 0: it has others
+        self._most, self._have_candidates = 0, False  # the alternatives of its rows; whether one has candidates
+        self._ahead: DecodeAhead | None = None  # with the rows that the block has
         self._arguments = Sampling(
             rows=cast(sampler.sample_rows, c_void_p).value,
             batch=addressof(self._block.batch),
@@ -43,31 +47,33 @@ class StepSampler:
         """The address of the arguments, for `NativeModel.sampling`."""
         return addressof(self._arguments)
 
-    def prepare(self, rows: SamplingRows, masks: Array | None = None, again: bool = False) -> None:
-        """Sets the options of the rows that the next call of the kernels samples, and the masks that they number.
-
-        The rows of the step before may have advanced (see `StepPlan`).
+    def prepare(self, rows: SamplingRows, generation: int = 0, masks: Array | None = None, again: bool = False) -> None:
+        """Points to the rows that the next call of the kernels samples, and to the masks that they number.
 
         Args:
+            rows: the rows.
+            generation: that of the plan, if these are all of its rows, and have no masks.
+            masks: the masks.
             again: whether they were sampled before.
         """
         self._arguments.again = again
-        if rows is self._rows and masks is None:
-            self._block.advance(rows.new_number)
+        if generation and generation == self._generation:
             return
         self._block.fill(rows, masks)
-        self._rows, self._most = rows if masks is None else None, most_alternatives(rows)
-        self._are_asked = rows.are_asked
+        self._generation, self._ahead = generation, None
+        self._most, self._have_candidates = most_alternatives(rows), rows.have_candidates
 
-    def going_on(self, line: EngineLine, rows: SamplingRows) -> GoingOn | None:
-        """Returns the arguments with which kernels sample further tokens of the rows.
+    def decode_ahead(self, plan: RunningPlan, channel: Channel) -> DecodeAhead | None:
+        """Returns the arguments with which kernels sample further tokens of the rows of a plan.
 
-        None, if they were not prepared last, or have a mask, or request log-probabilities.
+        None, if these were not prepared last, or have a mask, or request log-probabilities.
         """
-        if rows is not self._rows or self._most != NO_LOGPROBS:
+        if not plan.generation or plan.generation != self._generation or self._most != NO_LOGPROBS:
             return None
-        return GoingOn(line, len(rows), self._block.batch, self._are_asked)
+        if self._ahead is None:
+            self._ahead = DecodeAhead(channel, len(plan.rows), self._block.batch, self._have_candidates)
+        return self._ahead
 
     def output(self, rows: SamplingRows) -> SamplerOutput:
         """Returns the samples of the rows that were prepared last, those of other ranks included."""
-        return self._block.output(len(rows), self._most, self._are_asked)
+        return self._block.output(len(rows), self._most, self._have_candidates)

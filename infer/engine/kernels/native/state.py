@@ -3,13 +3,13 @@
 import numpy as np
 
 from .....checkpoint.read.shared_read import ALONE, Peers
+from .....core.casts import Array
 from .....core.dtypes import BF16
 from .....core.integers import ceil_div, round_up
 from ...kv_formats import GROUP, INT8, VectorFormat, hadamard_size, kv_format
 from ...options import MAX_HEAD_ROWS
 from ...program.lower import Program, frequencies
 from ...program.operations import Gate, Head, Multiply, Route, RunExperts
-from ...step.step_plan import Array
 from ..backend import CacheShape
 from ..sampler.block import results_bytes
 from .binding.memory import aligned, floats, lazy
@@ -84,10 +84,10 @@ class State:
             model.sines = self._pointer(floats(tokens, program.head_dim // 2))
         self._fill_scratch(model, threads)
 
-    def give(self, twins: Array, forks: Array) -> None:
-        """Gives blocks twins, and the content of others to blocks and to their twins: see `StepPlan`."""
+    def assign(self, twins: Array, forks: Array) -> None:
+        """Assigns twins to blocks, and the content of others to blocks and to their twins: see `RunningPlan`."""
         shared, own = forks.T
-        source = self.twin_of[shared]  # before it is given away
+        source = self.twin_of[shared]  # before it is assigned to another
         self.twin_of[twins[:, 0]] = twins[:, 1]
         if len(forks):
             self._blocks[own] = self._blocks[shared]

@@ -1,12 +1,14 @@
-"""The argument block of sampler.c: memory that is prepared once; each call copies the options of its rows into it."""
+"""The argument block of sampler.c: it points to the options of rows, which are read in place, and to their results."""
 
 import ctypes
 from typing import Any, Final
 
 import numpy as np
 
+from .....core.casts import Array
 from ...request.sampling_params import MAX_TOP_LOGPROBS
-from ...step.step_plan import NO_LOGPROBS, NUM_CANDIDATES, OPTION_COLUMNS, Array, SamplerOutput, SamplingRows
+from ...step.sampler_output import NUM_CANDIDATES, SamplerOutput
+from ...step.sampling_rows import NO_LOGPROBS, OPTION_COLUMNS, SamplingRows
 
 _NUMBERS: Final = ("vocab", "row_stride", "mask_stride", "top_width")
 _OPTIONS: Final = {
@@ -35,6 +37,10 @@ class SamplingBatch(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("logits", "masks", *_OPTIONS, *_STARTS, *_ENTRIES, *_RESULTS)),
     ]
 
+    def address_of(self, name: str) -> int:
+        """Returns the address of a field."""
+        return ctypes.addressof(self) + int(getattr(SamplingBatch, name).offset)
+
 
 class SamplingBlock:
     """Arguments and results of the sampler for up to `capacity` rows.
@@ -54,27 +60,26 @@ class SamplingBlock:
         self, capacity: int, vocab: int, top_width: int = MAX_TOP_LOGPROBS, results: Array | None = None
     ) -> None:
         self.capacity, self.top_width = capacity, top_width
-        self._options = {name: np.zeros(capacity, dtype) for name, dtype in _OPTIONS.items()}
         self._starts = {name: np.zeros(capacity + 1, np.int64) for name in _STARTS}
         self._results = _divide(
             np.zeros(results_bytes(capacity, top_width), np.uint8) if results is None else results, capacity, top_width
         )
         self._borrowed: list[Array] = []  # arrays of the rows, which C reads in place
-        arrays = self._options | self._starts | self._results
+        arrays = self._starts | self._results
         pointers = {name: array.ctypes.data for name, array in arrays.items()}
         self.batch = SamplingBatch(vocab=vocab, top_width=top_width, **pointers)
 
     def fill(self, rows: SamplingRows, masks: Array | None = None) -> None:
-        """Copies the options of rows; bias, counts and masks are read where they are, until the next call.
+        """Points to rows and masks, which are read where they are until the next call; numbers may change meanwhile.
 
         Args:
             rows: the rows.
             masks: see `sampler.run_sampler`; None = the rows have none.
         """
         num_rows = len(rows)
-        for name, column in self._options.items():
-            column[:num_rows] = getattr(rows, name)
         self._borrowed.clear()
+        for name, dtype in _OPTIONS.items():
+            setattr(self.batch, name, self._borrow(getattr(rows, name), dtype))
         self._enter("bias", rows.bias_row, (rows.bias_token, rows.bias_value), num_rows)
         self._enter("count", rows.count_row, (rows.count_token, rows.count_value), num_rows)
         if masks is not None:
@@ -82,18 +87,14 @@ class SamplingBlock:
         else:
             self.batch.masks = None
 
-    def advance(self, new_number: Array) -> None:
-        """Sets the numbers of the new tokens: nothing else of the rows has changed since `fill`."""
-        self._options["new_number"][: len(new_number)] = new_number
-
-    def output(self, num_rows: int, most: int, are_asked: bool = False) -> SamplerOutput:
+    def output(self, num_rows: int, most: int, have_candidates: bool = False) -> SamplerOutput:
         """Returns a copy of the results of the first rows, with `most` alternatives each (see `most_alternatives`).
 
         Args:
-            are_asked: whether one of the rows reports candidates.
+            have_candidates: whether one of the rows reports candidates.
         """
         found = {name: column[:num_rows] for name, column in self._results.items()}
-        found["candidates"] = found["candidates"][:, : NUM_CANDIDATES * are_asked]
+        found["candidates"] = found["candidates"][:, : NUM_CANDIDATES * have_candidates]
         if most == NO_LOGPROBS:
             return SamplerOutput.of_tokens(*(found[name].copy() for name in ("token_ids", "finite", "candidates")))
         found |= {name: found[name][:, :most] for name in ("top_ids", "top_logprobs")}
@@ -109,8 +110,8 @@ class SamplingBlock:
         for name, column in zip(("token", "value"), columns, strict=True):
             setattr(self.batch, f"{kind}_{name}", self._borrow(column))
 
-    def _borrow(self, array: Array) -> int:
-        self._borrowed.append(np.ascontiguousarray(array))
+    def _borrow(self, array: Array, dtype: str | None = None) -> int:
+        self._borrowed.append(np.ascontiguousarray(array, dtype))
         return int(self._borrowed[-1].ctypes.data)
 
 

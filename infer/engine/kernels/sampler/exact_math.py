@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from ...step.step_plan import Array
+from .....core.casts import Array
 
 LOWEST: Final = np.float32(-80.0)  # exp of it is less than half of the finest step of a weight
 _LOG2_E: Final = np.float32(1.44269504)

@@ -6,9 +6,11 @@ from typing import Final
 
 import numpy as np
 
+from .....core.casts import Array
 from .....core.integers import round_up
 from .....core.native import NativeSource, NativeUnit, load_library
-from ...step.step_plan import Array, SamplerOutput, SamplingRows
+from ...step.sampler_output import SamplerOutput
+from ...step.sampling_rows import SamplingRows
 from .block import SamplingBatch, SamplingBlock, most_alternatives
 
 _FOLDER: Final = Path(__file__).parent
@@ -65,7 +67,7 @@ class NativeSampler:
         block.batch.logits = logits_RV.ctypes.data
         block.batch.row_stride = logits_RV.strides[0] // logits_RV.itemsize
         self.sample_rows(block.batch, 0, num_rows, self._scratch.ctypes.data)
-        return block.output(num_rows, most, rows.are_asked)
+        return block.output(num_rows, most, rows.have_candidates)
 
     def _block_for(self, num_rows: int, vocab: int, most: int) -> SamplingBlock:
         block = self._block

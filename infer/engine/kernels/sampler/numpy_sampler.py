@@ -9,7 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...step.step_plan import ASKED, NO_LOGPROBS, NUM_CANDIDATES, SAMPLE, Array, SamplerOutput, SamplingRows
+from .....core.casts import Array
+from ...step.sampler_output import NUM_CANDIDATES, SamplerOutput
+from ...step.sampling_rows import NO_LOGPROBS, SAMPLE, WITH_CANDIDATES, SamplingRows
 from .block import most_alternatives
 from .exact_math import log, weights
 from .philox import gumbel, uniform
@@ -27,7 +29,7 @@ def sample(logits_RV: Array, rows: SamplingRows, masks: Array | None = None) -> 
         rank=np.zeros(num_rows, np.int32),
         top_ids=np.zeros((num_rows, most), np.int32),
         top_logprobs=np.zeros((num_rows, most), np.float32),
-        candidates=np.full((num_rows, NUM_CANDIDATES * rows.are_asked), -1, np.int32),
+        candidates=np.full((num_rows, NUM_CANDIDATES * rows.have_candidates), -1, np.int32),
     )
     with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
         for i in range(len(rows)):
@@ -36,7 +38,7 @@ def sample(logits_RV: Array, rows: SamplingRows, masks: Array | None = None) -> 
             output.token_ids[i] = max(0, rows.target[i])
             if not is_finite:
                 continue
-            if rows.target[i] == SAMPLE and rows.mask[i] == ASKED:
+            if rows.target[i] == SAMPLE and rows.mask[i] == WITH_CANDIDATES:
                 best, count = _offer(_adjust(logits_RV[i], rows, i, masks), rows, i)
                 output.token_ids[i] = best[0]
                 output.candidates[i, :count] = best[:count]

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from ...step.step_plan import Array
+from .....core.casts import Array
 from .exact_math import log
 
 _MASK: Final = np.uint64(0xFFFFFFFF)

@@ -8,7 +8,7 @@
 #define JOINED(name, unit) name##_##unit
 #define NAMED(name, unit) JOINED(name, unit)
 #define PUBLIC __attribute__((visibility("default")))
-#define ASKED -2 /* see SamplingRow */
+#define WITH_CANDIDATES -2 /* see SamplingRow */
 
 /* The batch, a column per option, in the order of SamplingParams (see SamplingRows); sampling writes all outputs of a row. */
 typedef struct {
@@ -16,7 +16,7 @@ typedef struct {
     const float *logits;
     const uint32_t *masks; /* NULL: no row has one */
     const int32_t *target, *num_top, *sample_index, *new_number;
-    const int32_t *mask; /* the number of a row's mask, negative: all tokens are allowed; ASKED: it has candidates, too */
+    const int32_t *mask; /* the number of a row's mask, negative: all tokens are allowed; WITH_CANDIDATES: it has candidates, too */
     const float *temperature;
     const int32_t *top_k;
     const float *top_p, *min_p, *repetition_penalty, *presence_penalty, *frequency_penalty;
@@ -95,7 +95,7 @@ static int64_t choose(row *r, const sampling_batch *b, int64_t i)
 {
     const int64_t largest_id = argmax(r);
     r->temperature = b->temperature[i];
-    if (b->mask[i] == ASKED)
+    if (b->mask[i] == WITH_CANDIDATES)
         return offer(r, b->seed[i], b->sample_index[i], b->new_number[i], largest_id, b->candidates + i * CANDIDATES);
     if (!(r->temperature > 0.0f) || r->largest == -INFINITY)
         return largest_id;

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 
-from ...step.step_plan import Array, SamplerOutput, SamplingRows
+from .....core.casts import Array
+from ...step.sampler_output import SamplerOutput
+from ...step.sampling_rows import SamplingRows
 from . import numpy_sampler
 from .native_sampler import native_sampler
 

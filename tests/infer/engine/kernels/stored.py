@@ -6,12 +6,12 @@ from typing import Final
 import numpy as np
 import torch
 
+from tk.core.casts import Array
 from tk.infer.engine.kernels.aten.model_runner import ModelRunner
 from tk.infer.engine.kernels.native.binding.structures import PANEL, Format, NativeModel
 from tk.infer.engine.kernels.native.model_runner import NativeRunner
 from tk.infer.engine.kernels.native.packing import pair_bytes
 from tk.infer.engine.kv_formats import hadamard_size
-from tk.infer.engine.step.step_plan import Array
 from tk.tests.infer.engine.kernels.native.running import NUM_BLOCKS
 
 NUMPY: Final = {"fp32": "<f4", "bf16": "<u2", "fp16": "<f2", "fp8": "u1", "int8": "i1", "int4": "u1"}

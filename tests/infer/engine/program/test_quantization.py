@@ -5,12 +5,11 @@ from math import lcm
 import numpy as np
 import pytest
 
-from tk.core.casts import cast
+from tk.core.casts import Array, cast
 from tk.core.dtypes import BF16, FP32
 from tk.infer.engine.program.lower import lower, most_slices
 from tk.infer.engine.program.operations import Head, Multiply, Route, RunExperts
 from tk.infer.engine.program.quantization import Grouping, groupings, quantize, untransposed
-from tk.infer.engine.step.step_plan import Array
 from tk.model.config import ModelConfig
 from tk.model.registry import architectures, decoder_spec
 from tk.model.spec import DecoderSpec

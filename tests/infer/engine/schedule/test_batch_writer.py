@@ -9,8 +9,8 @@ from tk.infer.engine.grammar.grammar import Matcher
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.engine.schedule.batch_writer import BatchWriter, count_tokens
 from tk.infer.engine.schedule.samples.sample import UNKNOWN, Sample, ScheduledChunk, Status
+from tk.infer.engine.step.sampling_rows import SamplingRow
 from tk.infer.engine.step.step_message import NextTokens, StepMessage
-from tk.infer.engine.step.step_plan import SamplingRow
 from tk.tests.infer.engine.schedule.new_sample import new_sample
 
 PROMPT = (10, 11, 12, 13, 10)

@@ -24,7 +24,7 @@ from tk.infer.engine.request.request import Request
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.engine.schedule.live_request import LiveRequest, Served, has_candidates
 from tk.infer.engine.schedule.samples.sample import ScheduledChunk
-from tk.infer.engine.step.step_plan import SamplerOutput
+from tk.infer.engine.step.sampler_output import SamplerOutput
 
 SERVED = Served(
     tokenizer=None,

@@ -22,8 +22,8 @@ from tk.infer.engine.schedule.samples.sample import UNKNOWN, Sample, Status
 from tk.infer.engine.schedule.scheduler import Scheduler
 from tk.infer.engine.schedule.waiting.admission import Limits
 from tk.infer.engine.step.persistent_batch import PersistentBatch
+from tk.infer.engine.step.running_plan import RunningPlan
 from tk.infer.engine.step.step_message import decode_message
-from tk.infer.engine.step.step_plan import StepPlan
 from tk.tests.infer.engine.schedule.new_sample import new_sample
 from tk.tests.infer.full_plan import Planned
 
@@ -155,7 +155,7 @@ class World:
         for chunk in planned:
             self.take(chunk, [tokens.pop(0) for _ in range(len(chunk.proposals) + 1 if chunk.samples else 0)])
 
-    def take_blocks(self, plan: StepPlan) -> None:
+    def take_blocks(self, plan: RunningPlan) -> None:
         """Gives blocks twins, and blocks and their twins the cells of others, as they are before the step."""
         slots = [(block * BLOCK + i, own * BLOCK + i) for block, own in plan.forks.tolist() for i in range(BLOCK)]
         cells = {own: self.cells.get(slot, 0) for slot, own in slots}

@@ -16,8 +16,9 @@ from tk.infer.engine.schedule.samples.sample import UNKNOWN, Sample, ScheduledCh
 from tk.infer.engine.schedule.scheduler import Scheduler
 from tk.infer.engine.schedule.waiting.admission import Limits
 from tk.infer.engine.step.persistent_batch import PersistentBatch
+from tk.infer.engine.step.running_plan import RunningPlan
+from tk.infer.engine.step.sampling_rows import SAMPLE, SamplingRow, SamplingRows
 from tk.infer.engine.step.step_message import NextTokens, decode_message
-from tk.infer.engine.step.step_plan import SAMPLE, SamplingRow, SamplingRows, StepPlan
 from tk.tests.infer.engine.schedule.new_sample import new_sample
 from tk.tests.infer.full_plan import Planned, full_plan
 
@@ -26,9 +27,10 @@ BLOCK_SIZE, NUM_BLOCKS = 4, 11
 VOCAB = 11
 
 
-def assert_same(found: StepPlan, expected: StepPlan) -> None:
+def assert_same(found: RunningPlan, expected: RunningPlan) -> None:
     """Fails if two plans differ in the values or the type of an array."""
-    pairs = [(f.name, getattr(found, f.name), getattr(expected, f.name)) for f in fields(StepPlan) if f.name != "rows"]
+    names = {f.name for f in fields(RunningPlan)} - {"rows", "generation"}
+    pairs = [(name, getattr(found, name), getattr(expected, name)) for name in sorted(names)]
     pairs += [(f.name, getattr(found.rows, f.name), getattr(expected.rows, f.name)) for f in fields(SamplingRows)]
     for name, one, two in pairs:
         assert one.dtype == two.dtype, name
@@ -47,7 +49,7 @@ class SimulatedCache:
     def __init__(self, num_blocks: int) -> None:
         self.slots = np.full(((num_blocks + 1) * BLOCK_SIZE, 2), -1)
 
-    def step(self, plan: StepPlan, planned: list[Planned]) -> None:
+    def step(self, plan: RunningPlan, planned: list[Planned]) -> None:
         """Stores the tokens of a step; fails if a span finds other tokens in its blocks than those before it."""
         owners = np.repeat([chunk.sample.arrival for chunk in planned], plan.span_length)
         self.slots[plan.slots] = np.stack([owners, plan.positions], axis=1)
@@ -170,7 +172,7 @@ class Traffic:
         plan = self.batch.plan(decoded)
         assert_same(plan, full_plan(planned, BLOCK_SIZE, STOPPING, scored))
         self.seen["masked"] += plan.rows.are_masked
-        self.seen["asked"] += plan.rows.are_asked
+        self.seen["asked"] += plan.rows.have_candidates
         self.cache.step(plan, planned)
         sampling = [chunk for chunk in planned if chunk.samples]
         tokens = [

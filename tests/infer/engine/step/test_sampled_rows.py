@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from tk.core.casts import Array
 from tk.infer.engine.step.sampled_rows import SampledRows
-from tk.infer.engine.step.step_plan import Array
 
 
 def ints(*values: int) -> Array:

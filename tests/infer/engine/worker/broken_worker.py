@@ -16,7 +16,7 @@ class Broken:
         """Fails."""
         raise ZeroDivisionError("injected")
 
-    sample_again = go_on = logits = step
+    sample_again = decode_ahead = logits = step
 
 
 if __name__ == "__main__":

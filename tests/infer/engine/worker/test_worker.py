@@ -18,8 +18,9 @@ from tk.infer.engine.planning.job import Job
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.engine.schedule.batch_writer import BatchWriter
 from tk.infer.engine.schedule.samples.sample import ScheduledChunk
-from tk.infer.engine.step.step_plan import SamplerOutput, SamplingRow
-from tk.infer.engine.worker.ipc import Frame, error_from, receive, send
+from tk.infer.engine.step.channel import Frame, error_from, receive, send
+from tk.infer.engine.step.sampler_output import SamplerOutput
+from tk.infer.engine.step.sampling_rows import SamplingRow
 from tk.infer.engine.worker.worker import work
 from tk.tests.infer.engine.schedule.new_sample import new_sample
 

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 import tk
 from tk.checkpoint import Checkpoint, reshard
-from tk.core.errors import Cancelled, InvalidRequest, ShapeMismatch, ShardCorrupt, TkError, WorkerDied
+from tk.core.errors import Cancelled, ShapeMismatch, ShardCorrupt, TkError, WorkerDied
 from tk.core.layout import Layout
 from tk.core.process import PARENT_VARIABLE
 from tk.infer import LLM, SamplingParams
@@ -28,7 +28,6 @@ from tk.infer.engine.options import EngineOptions
 from tk.infer.engine.planning.job import Job
 from tk.infer.engine.request.events import Failed
 from tk.infer.engine.request.request import Request
-from tk.infer.engine.worker.ipc import Frame, error_frame, error_from, receive, send
 from tk.infer.engine.worker.processes import WorkerProcesses
 from tk.infer.engine.worker.step_watch import StepWatch
 from tk.infer.engine.worker.worker_group import WorkerGroup
@@ -326,25 +325,6 @@ def test_nothing_on_this_side_imports_torch() -> None:
     paths = os.pathsep.join(entry for entry in sys.path if entry)
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": paths})
     assert tk.infer.SamplingParams is SamplingParams
-
-
-def test_frames_and_errors_cross_a_socket() -> None:
-    import socket
-
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        for frame in (Frame("ready", {"x": [1, "é"]}, b"body"), Frame("tokens"), Frame("step", body=b"\0" * 99)):
-            send(ours, frame)
-            assert receive(theirs) == frame
-        send(ours, error_frame(InvalidRequest("not so")))
-        answer = receive(theirs)
-        assert answer is not None
-        error = error_from(answer)
-        assert (type(error), str(error)) == (InvalidRequest, "not so")
-        ours.close()
-        assert receive(theirs) is None
-        with pytest.raises(WorkerDied):
-            send(theirs, Frame("step"))
 
 
 def test_workers_that_a_signal_closed_before_their_start_are_no_defect() -> None:

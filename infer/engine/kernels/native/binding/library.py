@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ......core.cpu import read_cpu
 from ......core.native import NativeSource, NativeUnit, load_library
-from .structures import NativeModel, PackedMatrix, StepExchange
+from .structures import EngineChannel, NativeModel, PackedMatrix
 
 _FOLDER: Final = Path(__file__).parents[1] / "c"
 # From the plainest to the fastest; the names are those of the units and of core/cpu's instruction sets.
@@ -52,7 +52,7 @@ class Kernels:
         refusal: returns the reason, as bytes, why this machine must not use the kernels; b"" if there is none. It is
             called before threads start.
         step: computes a model's step, and the logits of its first `head_count` wanted rows.
-        go_on: computes further steps for the engine at the other end of a socket; returns their number.
+        decode_ahead: computes further steps for the engine at the other end of a socket; returns their number.
         head: computes the logits of `head_count` wanted rows of the last step, from `head_first` on.
         sample: samples the rows whose logits a `step` or `head` without sampling computed.
         multiply: a product alone: packed weight, rows, stride, number of rows, result, its stride.
@@ -66,7 +66,7 @@ class Kernels:
     column_step: int
     refusal: Callable[[], bytes]
     step: Callable[..., Any]
-    go_on: Callable[..., Any]
+    decode_ahead: Callable[..., Any]
     head: Callable[..., Any]
     sample: Callable[..., Any]
     multiply: Callable[..., Any]
@@ -97,7 +97,7 @@ def load_kernels(instruction_set: str) -> Kernels | None:
         int(_function(library, f"tk_column_step_{instruction_set}", [], c_int32)()),
         _function(library, f"tk_refusal_{instruction_set}", [], c_char_p),
         _function(library, f"tk_step_{instruction_set}", [model]),
-        _function(library, f"tk_go_on_{instruction_set}", [model, POINTER(StepExchange)], c_int32),
+        _function(library, f"tk_decode_ahead_{instruction_set}", [model, POINTER(EngineChannel)], c_int32),
         _function(library, f"tk_head_{instruction_set}", [model]),
         _function(library, f"tk_sample_{instruction_set}", [model]),
         _function(library, f"tk_multiply_{instruction_set}", [matrix, *rows]),

@@ -6,8 +6,8 @@ from typing import Final
 
 import numpy as np
 
+from ......core.casts import Array
 from ......core.integers import round_up
-from ....step.step_plan import Array
 
 CACHE_LINE: Final = 64
 LARGE_PAGE: Final = 2**21

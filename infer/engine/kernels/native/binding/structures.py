@@ -1,6 +1,6 @@
 """The structures of c/model.h for ctypes, with the same fields in the same order, and its constants."""
 
-from ctypes import Structure, c_float, c_int32, c_int64, c_uint32, c_void_p
+from ctypes import Structure, c_float, c_int32, c_int64, c_uint8, c_uint32, c_void_p
 from enum import IntEnum
 from typing import Final
 
@@ -120,24 +120,21 @@ class StepArrays(Structure):
     )
 
 
-class StepExchange(Structure):
-    """`struct exchange`."""
+class EngineChannel(Structure):
+    """`struct channel`."""
 
     _fields_ = (
         ("descriptor", c_int32),
         ("answers", c_int32),
-        ("next_step", c_void_p),
-        ("next_step_bytes", c_int64),
-        ("answer", c_void_p),
-        ("answer_bytes", c_int64),
+        ("next_step", c_uint8 * 20),
+        ("tokens", c_uint8 * 16),
+        ("again", c_uint8 * 12),
+        ("result", c_void_p),
+        ("result_bytes", c_int64),
         ("sampled", c_void_p),
         ("finite", c_void_p),
         ("candidates", c_void_p),
         ("numbers", c_void_p),
-        ("chosen", c_void_p),
-        ("chosen_bytes", c_int64),
-        ("again", c_void_p),
-        ("again_bytes", c_int64),
         ("mask", c_void_p),
         ("masks", c_void_p),
         ("mask_stride", c_void_p),

@@ -2,7 +2,7 @@
 // once per instruction set, with its flags and its TK_NAME.
 #define _GNU_SOURCE  // syscall, in amx.h
 #include "attention.h"
-#include "exchange.h"
+#include "decode_ahead.h"
 #include "experts.h"
 #include "link.h"
 
@@ -119,7 +119,7 @@ static void run_step(void *argument, int32_t thread) {
     rotations(m, thread);
     for (int64_t i = 0; i < m->num_operations; i++) {
         if (thread == 0 && m->operations[i].kind == ATTEND) m->counter = 0;
-        if (i && !goes_on(m, &m->operations[i - 1])) tk_barrier(m->pool);
+        if (i && !needs_no_barrier(m, &m->operations[i - 1])) tk_barrier(m->pool);
         run_operation(m, &m->operations[i], thread);
     }
     finish_head(m, thread);
@@ -143,6 +143,7 @@ static void run_sample(void *argument, int32_t thread) {
 
 // Computes m->step, and the logits of its first m->head_count wanted rows.
 __attribute__((visibility("default"))) void NAMED(tk_step_, TK_NAME)(struct model *m) {
+    refresh(m);
     tk_pool_run(m->pool, run_step, m);
 }
 
@@ -161,44 +162,45 @@ static void run_sample_again(void *argument, int32_t thread) {
 }
 
 // Takes masks, and samples their rows with them; returns 0 if the engine has ended.
-static int samples_again(struct model *m, const struct exchange *e) {
+static int sample_again(struct model *m, const struct channel *c) {
     struct sampled_again again = {.model = m};
     const struct masked *masked = &again.masked;
-    char *body = takes_masks(e, &again.masked);
+    char *body = consume_masks(c, &again.masked);
     if (!body) return 0;
-    int32_t before = masked->count ? e->mask[masked->rows[0]] : 0;  // of each of them: it has candidates
-    for (int32_t i = 0; i < masked->count; i++) e->mask[masked->rows[i]] = i;
-    *e->masks = masked->masks, *e->mask_stride = masked->words;
+    int32_t before = masked->count ? c->mask[masked->rows[0]] : 0;  // of each of them: it has candidates
+    for (int32_t i = 0; i < masked->count; i++) c->mask[masked->rows[i]] = i;
+    *c->masks = masked->masks, *c->mask_stride = masked->words;
     m->sampling->next = 0;
     tk_pool_run(m->pool, run_sample_again, &again);
-    for (int32_t i = 0; i < masked->count; i++) e->mask[masked->rows[i]] = before;
-    *e->masks = NULL;
+    for (int32_t i = 0; i < masked->count; i++) c->mask[masked->rows[i]] = before;
+    *c->masks = NULL;
     free(body);
     return 1;
 }
 
 // Waits for the tokens that the engine chooses among candidates, and samples rows again if it sends masks before; returns
 // 0 if another message comes, which is left, or the end.
-static int receives_tokens(struct model *m, const struct exchange *e) {
+static int receive_tokens(struct model *m, const struct channel *c) {
     for (;;) {
-        enum reply reply = next_reply(e);
-        if (reply == CHOSEN) return takes_chosen(e, &m->step);
-        if (reply == OTHER || !samples_again(m, e) || !send_answer(m, e)) return 0;
+        enum reply reply = next_reply(c);
+        if (reply == CHOSEN) return consume_tokens(c, &m->step);
+        if (reply == OTHER || !sample_again(m, c) || !send_result(m, c)) return 0;
     }
 }
 
-// Goes on from the last step, which sampled one token of each sequence; returns the number of further steps.
-__attribute__((visibility("default"))) int32_t NAMED(tk_go_on_, TK_NAME)(struct model *m, struct exchange *e) {
+// Decodes ahead from the last step, which sampled one token of each sequence; returns the number of further steps.
+__attribute__((visibility("default"))) int32_t NAMED(tk_decode_ahead_, TK_NAME)(struct model *m, struct channel *c) {
     int32_t steps = 0;
-    while (takes_next_step(e)) {
-        if (e->num_candidates && !receives_tokens(m, e)) {
-            e->has_next = 1;
+    c->has_next = 0;
+    while (consume_next_step(c)) {
+        if (c->num_candidates && !receive_tokens(m, c)) {
+            c->has_next = 1;
             break;
         }
-        advance(m, e);
+        advance(m, c);
         tk_pool_run(m->pool, run_step, m);
         steps++;
-        if (!send_answer(m, e)) break;  // the worker sees the end, too
+        if (!send_result(m, c)) break;  // the worker sees the end, too
     }
     return steps;
 }

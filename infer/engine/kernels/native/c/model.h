@@ -56,7 +56,7 @@ struct operation {
 };
 
 struct span {                      // consecutive tokens of one sequence
-    int32_t first, length, start;  // first packed token; number of tokens; position of the first
+    int32_t first, length, start;  // first packed token; number of tokens; position of the first, see refresh
     int32_t table;                 // offset of its blocks in step.tables
 };
 
@@ -69,26 +69,23 @@ struct step {
     int32_t *begun_blocks;         // blocks that a sequence begins to fill: an earlier owner's data is cleared
 };
 
-struct exchange {                  // a rank's socket to the engine, see exchange.h
+struct channel {                   // a rank's socket to the engine, see decode_ahead.h
     int32_t descriptor;
     int32_t answers;               // whether this rank sends results
-    const char *next_step;         // the message on which the rank goes on
-    int64_t next_step_bytes;
-    char *answer;                  // the message of a result; at its end tokens, whether each is finite, and candidates
-    int64_t answer_bytes;
+    char next_step[20];            // the frame on which the rank decodes ahead
+    char tokens[16];               // the header of the frame with the tokens that the engine chose, int32
+    char again[12];                // the beginning of the frame with masks, up to the size of its body
+    char *result;                  // the frame of results; it ends with tokens, whether each is finite, and candidates
+    int64_t result_bytes;
     const int32_t *sampled;        // the results of the sampler
     const uint8_t *finite;
     const int32_t *candidates;     // [tokens][num_candidates]
     int32_t *numbers;              // of the new tokens, as the sampler reads them
-    const char *chosen;            // the beginning of the message with the tokens that the engine chose, int32
-    int64_t chosen_bytes;
-    const char *again;             // the beginning of the message with masks, up to its size
-    int64_t again_bytes;
     int32_t *mask;                 // the number of each row's mask, as the sampler reads it
     const uint32_t **masks;        // where the sampler finds the masks, and the words of each
     int64_t *mask_stride;
     int32_t num_candidates;        // of each row; 0: the engine chooses no tokens
-    int32_t has_next;              // set: the next step's message was taken, but its tokens have not come yet
+    int32_t has_next;              // 1: the next step's frame was taken, but its tokens have not come yet
 };
 
 struct arrival {                   // how often a rank has met the others; on a cache line of its own

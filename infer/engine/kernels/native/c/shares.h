@@ -36,7 +36,7 @@ INLINE int norms_for_itself(const struct model *m, const struct operation *norm)
 }
 
 // Whether a thread may begin the operation after this one before the others have ended this one.
-static int goes_on(const struct model *m, const struct operation *op) {
+static int needs_no_barrier(const struct model *m, const struct operation *op) {
     if (op->kind == NORM) return norms_for_itself(m, op);
     return gates(op);
 }

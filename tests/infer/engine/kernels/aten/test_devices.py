@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from tk.checkpoint import Checkpoint
 from tk.checkpoint.read.shared_read import ALONE as NO_PEERS
+from tk.core.casts import Array
 from tk.core.dtypes import by_name
 from tk.infer.engine.kernels.aten.kv_cache import KVCache
 from tk.infer.engine.kernels.aten.model_runner import ModelRunner
@@ -25,7 +26,8 @@ from tk.infer.engine.planning.job import Job
 from tk.infer.engine.program.lower import lower, serving_slices
 from tk.infer.engine.program.quantization import groupings
 from tk.infer.engine.program.weights import load_params
-from tk.infer.engine.step.step_plan import Array, SamplingRow, SamplingRows, StepPlan
+from tk.infer.engine.step.running_plan import RunningPlan
+from tk.infer.engine.step.sampling_rows import SamplingRow, SamplingRows
 from tk.model.registry import decoder_spec
 from tk.model.stored_config import stored_config
 from tk.parallel import products
@@ -40,7 +42,7 @@ DTYPES = ("fp32", "bf16", "fp16")
 CHOICE = {("gpt2", "bf16", "int8", "auto"), ("qwen3_moe", "fp32", "k8v4", "int4")}
 
 
-def steps() -> list[StepPlan]:
+def steps() -> list[RunningPlan]:
     """Returns three steps: two prompts; one token after each, with two proposals behind one of them, and a copy of a
     block; and the end of a long prompt that was cut, beside one more token."""
     tokens = np.random.default_rng(0).integers(0, VOCAB, 64, dtype=np.int32)
@@ -50,17 +52,16 @@ def steps() -> list[StepPlan]:
         rows: list[SamplingRow],
         twins: list[tuple[int, int]],
         forks: list[tuple[int, int]],
-    ) -> StepPlan:
+    ) -> RunningPlan:
         positions = [np.arange(first, first + count, dtype=np.int32) for first, count, _ in spans]
         blocks = [np.array(table, np.int32) for *_, table in spans]
         slots = [table[at // BLOCK] * BLOCK + at % BLOCK for at, table in zip(positions, blocks, strict=True)]
         widest = max(map(len, blocks))
-        return StepPlan(
+        return RunningPlan(
             tokens=tokens[: sum(count for _, count, _ in spans)],
             positions=np.concatenate(positions),
             slots=np.concatenate(slots).astype(np.int32),
             span_length=np.array([count for _, count, _ in spans], np.int32),
-            span_context=np.array([first + count for first, count, _ in spans], np.int32),
             block_tables=np.stack([np.pad(table, (0, widest - len(table))) for table in blocks]),
             rows=SamplingRows.pack(rows),
             twins=np.array(twins, np.int32).reshape(-1, 2),

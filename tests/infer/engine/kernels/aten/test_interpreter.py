@@ -18,7 +18,8 @@ from tk.infer.engine.kernels.aten.paged_attention import PagedAttention
 from tk.infer.engine.kernels.aten.prepared_weights import PreparedWeights
 from tk.infer.engine.program.lower import Program, lower, serving_slices
 from tk.infer.engine.program.weights import load_params
-from tk.infer.engine.step.step_plan import SamplingRow, SamplingRows, StepPlan, TokenSpan
+from tk.infer.engine.step.running_plan import RunningPlan, TokenSpan
+from tk.infer.engine.step.sampling_rows import SamplingRow, SamplingRows
 from tk.model.attention import AttendingLayer
 from tk.model.decoder import Decoder
 from tk.model.loading import load_weights
@@ -90,15 +91,14 @@ def tokens() -> torch.Tensor:
     return torch.randint(0, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(1))
 
 
-def plan() -> StepPlan:
+def plan() -> RunningPlan:
     """Returns the plan of both prompts in one step, in blocks 1 to 3 and 4 to 6, with the logits of every token."""
     positions = np.tile(np.arange(LENGTH, dtype=np.int32), 2)
-    return StepPlan(
+    return RunningPlan(
         tokens=tokens().flatten().numpy().astype(np.int32),
         positions=positions,
         slots=positions + np.repeat(np.array([1, 4], np.int32) * BLOCK, LENGTH),
         span_length=np.array([LENGTH, LENGTH], np.int32),
-        span_context=np.array([LENGTH, LENGTH], np.int32),
         block_tables=np.array([[1, 2, 3], [4, 5, 6]], np.int32),
         rows=SamplingRows.pack([SamplingRow(token) for token in range(2 * LENGTH)]),
     )

@@ -8,23 +8,25 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from tk.core.casts import Array
 from tk.infer.engine.kernels.aten import model_runner
 from tk.infer.engine.kernels.backend import Backend
 from tk.infer.engine.kernels.sampler.sampler import run_sampler
-from tk.infer.engine.step.step_plan import Array, SamplerOutput, SamplingRow, SamplingRows, StepPlan
+from tk.infer.engine.step.running_plan import RunningPlan
+from tk.infer.engine.step.sampler_output import SamplerOutput
+from tk.infer.engine.step.sampling_rows import SamplingRow, SamplingRows
 
 TOKENS = [5, 6, 7, 1, 2]
 MakeRunner = Callable[..., Backend]
 
 
-def plan(rows: list[SamplingRow]) -> StepPlan:
+def plan(rows: list[SamplingRow]) -> RunningPlan:
     """Returns a plan of two prompts: tokens 5, 6, 7 in block 1 and tokens 1, 2 in block 2."""
-    return StepPlan(
+    return RunningPlan(
         tokens=np.array(TOKENS, np.int32),
         positions=np.array([0, 1, 2, 0, 1], np.int32),
         slots=np.array([16, 17, 18, 32, 33], np.int32),
         span_length=np.array([3, 2], np.int32),
-        span_context=np.array([3, 2], np.int32),
         block_tables=np.array([[1], [2]], np.int32),
         rows=SamplingRows.pack(rows),
     )
@@ -48,12 +50,11 @@ def test_logits_of_a_long_prompt_are_made_and_sampled_64_rows_at_a_time(
     make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     length, sizes = 100, []
-    long = StepPlan(
+    long = RunningPlan(
         tokens=np.arange(length, dtype=np.int32),
         positions=np.arange(length, dtype=np.int32),
         slots=np.arange(16, 16 + length, dtype=np.int32),
         span_length=np.array([length], np.int32),
-        span_context=np.array([length], np.int32),
         block_tables=np.arange(1, 8, dtype=np.int32)[None],
         rows=SamplingRows.pack([SamplingRow(token=token, num_top=1) for token in range(length)]),
     )

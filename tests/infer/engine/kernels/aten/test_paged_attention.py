@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from tk.core.casts import Array
 from tk.infer.engine.kernels.aten import paged_attention
 from tk.infer.engine.kernels.aten.hadamard import hadamard
 from tk.infer.engine.kernels.aten.kv_cache import KVCache
 from tk.infer.engine.kernels.aten.paged_attention import PagedAttention
 from tk.infer.engine.kernels.aten.pages import CPU, make_pages
 from tk.infer.engine.kv_formats import INT8, VectorFormat, kv_format
-from tk.infer.engine.step.step_plan import Array, TokenSpan
+from tk.infer.engine.step.running_plan import TokenSpan
 
 BLOCK, NUM_BLOCKS = 32, 64
 LENGTH = 600  # three tiles

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tk.infer.engine.step.step_plan import Array
+from tk.core.casts import Array
 
 SMALLEST = np.float32(2.0**-126)
 

@@ -3,13 +3,12 @@
 from ctypes import byref
 from dataclasses import replace
 
-from tk.core.casts import cast
+from tk.core.casts import Array, cast
 from tk.core.dtypes import FP32, DType
 from tk.core.native import NativeSource, NativeUnit
 from tk.infer.engine.kernels.native.binding.library import SOURCE, Kernels
 from tk.infer.engine.kernels.native.binding.memory import floats
 from tk.infer.engine.kernels.native.packing import Stack, pack
-from tk.infer.engine.step.step_plan import Array
 
 ROWS = (*range(1, 18), 31, 32, 33, 511, 512)
 MODELS = ("dot_model", "amx_model")  # the kernels for avx512_bf16 and amx, on models of their instructions

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
+from tk.core.casts import Array
 from tk.infer.engine.kernels.backend import Backend
 from tk.infer.engine.kernels.native.binding.library import instruction_sets
 from tk.infer.engine.kernels.native.model_runner import NativeRunner
 from tk.infer.engine.planning.job import Job
-from tk.infer.engine.step.step_plan import Array, SamplingRow, SamplingRows, StepPlan
+from tk.infer.engine.step.running_plan import RunningPlan
+from tk.infer.engine.step.sampling_rows import SamplingRow, SamplingRows
 from tk.infer.engine.worker.worker import load
 from tk.tests.infer.history import BLOCK_SIZE
 
@@ -44,12 +46,11 @@ def logits(
     table, found = np.arange(first_block, first_block + len(tokens) // block_size + 1, dtype=np.int32), []
     for start, stop in zip((0, *cuts), (*cuts, len(tokens)), strict=True):
         position = np.arange(start, stop, dtype=np.int32)
-        plan = StepPlan(
+        plan = RunningPlan(
             tokens=np.array(tokens[start:stop], np.int32),
             positions=position,
             slots=table[position // block_size] * block_size + position % block_size,
             span_length=np.array([stop - start], np.int32),
-            span_context=np.array([stop], np.int32),
             block_tables=table[None],
             rows=SamplingRows.pack([SamplingRow(token) for token in range(stop - start)]),
         )

@@ -7,30 +7,28 @@ from pathlib import Path
 
 import numpy as np
 
-from tk.infer.engine.kernels.backend import Backend
-from tk.infer.engine.kernels.engine_line import EngineLine, WentOn
+from tk.infer.engine.kernels.backend import Backend, DecodedAhead
 from tk.infer.engine.kernels.native import prepare
 from tk.infer.engine.kernels.native.binding import library
 from tk.infer.engine.planning.job import Job
-from tk.infer.engine.step.step_plan import ASKED, Array, SamplerOutput, SamplingRow, SamplingRows, StepPlan
+from tk.infer.engine.step.channel import NEXT_STEP, Channel, masks_frame, tokens_frame
+from tk.infer.engine.step.running_plan import RunningPlan
+from tk.infer.engine.step.sampling_rows import WITH_CANDIDATES, SamplingRow, SamplingRows
 from tk.infer.engine.worker.worker import load
 from tk.tests.infer.engine.kernels.native.products import MODELS, portable
 
 FLAGS = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g")
-NEXT = b"next step"
-AGAIN = b"again"
 TOKENS = np.random.default_rng(0).integers(0, 101, 50).astype(np.int32)
 
 
-def plan(start: int, stop: int, size: int) -> StepPlan:
+def plan(start: int, stop: int, size: int) -> RunningPlan:
     """Returns the step of tokens [start, stop), every second block of the cache being the sequence's."""
     table, position = np.arange(1, 20, 2, dtype=np.int32), np.arange(start, stop, dtype=np.int32)
-    return StepPlan(
+    return RunningPlan(
         tokens=TOKENS[start:stop].copy(),
         positions=position,
         slots=table[position // size] * size + position % size,
         span_length=np.array([stop - start], np.int32),
-        span_context=np.array([stop], np.int32),
         block_tables=table[None],
         rows=SamplingRows.pack([SamplingRow(token) for token in range(stop - start)]),
     )
@@ -42,29 +40,25 @@ def run(folder: str, dtype: str, kv_dtype: str, weight_dtype: str, instruction_s
     backend = load(job)
     for start, stop in ((0, 37), (37, 38), (38, 40), (40, 43), (43, 50)):
         assert np.isfinite(backend.logits(plan(start, stop, 16))).all()
-    go_on(backend)
+    decode_ahead(backend)
     backend.close()  # type: ignore[attr-defined]
 
 
-def go_on(backend: Backend) -> None:
+def decode_ahead(backend: Backend) -> None:
     """Computes the last token, and twelve tokens behind it, some in a new block; then one that a mask leads to."""
     engine, rank = socket.socketpair()
     with engine, rank:
-        line = EngineLine(rank.fileno(), NEXT, SamplerOutput.encode, chosen, AGAIN, answers=True)
-        backend.step(plan(49, 50, 16))
-        engine.sendall(NEXT * 12)
-        assert backend.go_on(line) is not None
-        last = plan(49, 50, 16)
-        backend.step(replace(last, rows=SamplingRows.pack([SamplingRow(0, mask=ASKED)])))
-        mask = np.array([0, 0, 1, 0], np.uint32)
-        body = np.array([1, 4], np.int32).tobytes() + mask.tobytes() + np.zeros(1, np.int32).tobytes()
-        engine.sendall(NEXT + AGAIN + np.uint32(len(body)).tobytes() + body + chosen(np.array([64], np.int32)))
-        assert backend.go_on(line) == WentOn(None)
-
-
-def chosen(tokens: Array) -> bytes:
-    """Returns the message of chosen tokens."""
-    return b"tokens" + tokens.tobytes()
+        channel = Channel(rank, answers=True)
+        running = replace(plan(49, 50, 16), generation=1)
+        backend.step(running)
+        engine.sendall(NEXT_STEP * 12)
+        assert backend.decode_ahead(running, channel) is not None
+        rows = SamplingRows.pack([SamplingRow(0, mask=WITH_CANDIDATES)])
+        chosen = replace(plan(49, 50, 16), rows=rows, generation=2)
+        backend.step(chosen)
+        masks = masks_frame(np.array([[0, 0, 1, 0]], np.uint32), np.zeros(1, np.int32))
+        engine.sendall(NEXT_STEP + masks.encode() + tokens_frame(np.array([64], np.int32)).encode())
+        assert backend.decode_ahead(chosen, channel) == DecodedAhead(None)
 
 
 def main() -> None:

@@ -8,10 +8,12 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM
 
+from tk.core.casts import Array
 from tk.infer.engine.kernels.backend import Backend
 from tk.infer.engine.kernels.native.binding.library import BF16_SETS, instruction_sets
 from tk.infer.engine.planning.job import Job
-from tk.infer.engine.step.step_plan import Array, SamplingRow, SamplingRows, StepPlan
+from tk.infer.engine.step.running_plan import RunningPlan
+from tk.infer.engine.step.sampling_rows import SamplingRow, SamplingRows
 from tk.infer.engine.worker.worker import load
 from tk.tests.example_counts import sized
 from tk.tests.infer.engine.kernels.native.running import BEST, NUM_BLOCKS, logits, runner
@@ -107,12 +109,11 @@ def decode(made: Backend, sequences: Sequence[tuple[int, int]]) -> Array:
     position = np.array([length for length, _ in sequences], np.int32)
     block = tables[np.arange(len(sequences)), position // BLOCK_SIZE]
     return made.logits(
-        StepPlan(
+        RunningPlan(
             tokens=np.array([TOKENS[length] for length, _ in sequences], np.int32),
             positions=position,
             slots=block * BLOCK_SIZE + position % BLOCK_SIZE,
             span_length=np.ones(len(sequences), np.int32),
-            span_context=position + 1,
             block_tables=tables,
             rows=SamplingRows.pack([SamplingRow(token) for token in range(len(sequences))]),
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tk.core.casts import cast, widen
+from tk.core.casts import Array, cast, widen
 from tk.core.dtypes import BF16, FP16, FP32, DType
 from tk.core.native.compiler import find_compilers
 from tk.core.native.source import COMMON_FLAGS
@@ -17,7 +17,6 @@ from tk.infer.engine.kernels.native.binding import library
 from tk.infer.engine.kernels.native.binding.library import SOURCE, Kernels, load_kernels
 from tk.infer.engine.kernels.native.packing import Stack
 from tk.infer.engine.kernels.native.self_check import why_not
-from tk.infer.engine.step.step_plan import Array
 from tk.tests.example_counts import sized
 from tk.tests.infer.engine.kernels.native.numpy_model import round_to_bf16, sliced
 from tk.tests.infer.engine.kernels.native.products import MODELS, ROWS, multiply, portable

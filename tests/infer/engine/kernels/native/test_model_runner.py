@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tk.infer.engine.kernels.native.binding.library import instruction_sets
-from tk.infer.engine.step.step_plan import SamplingRow, SamplingRows, StepPlan
+from tk.infer.engine.step.running_plan import RunningPlan
+from tk.infer.engine.step.sampling_rows import SamplingRow, SamplingRows
 from tk.tests.infer.engine.kernels.native.running import BEST, logits, runner
 from tk.tests.infer.history import BLOCK_SIZE
 from tk.tests.model.architectures import ENTRIES, LENGTH, VOCAB
@@ -95,12 +96,11 @@ def test_more_rows_than_the_logits_buffer_are_sampled_in_parts(tmp_path: Path) -
     position = np.arange(count, dtype=np.int32) % 50
     slots = (1 + np.arange(count, dtype=np.int32) // 50 * 4) * BLOCK_SIZE + position
     rows = [SamplingRow(i, num_top=i % 3, bias={7: 1e6} if i == 100 else None) for i in range(count)]
-    plan = StepPlan(
+    plan = RunningPlan(
         tokens=np.arange(count, dtype=np.int32) % 50,
         positions=position,
         slots=slots,
         span_length=np.array([50] * 3, np.int32),
-        span_context=np.array([50] * 3, np.int32),
         block_tables=np.arange(1, 13, dtype=np.int32).reshape(3, 4),
         rows=SamplingRows.pack(rows),
     )
@@ -115,12 +115,11 @@ def test_more_rows_than_the_logits_buffer_are_sampled_in_parts(tmp_path: Path) -
 def test_a_step_without_rows_has_no_logits(tmp_path: Path) -> None:
     ENTRIES["llama3"].make(tmp_path)
     made = runner(tmp_path)
-    plan = StepPlan(
+    plan = RunningPlan(
         tokens=np.array([1, 2], np.int32),
         positions=np.array([0, 1], np.int32),
         slots=np.array([16, 17], np.int32),
         span_length=np.array([2], np.int32),
-        span_context=np.array([2], np.int32),
         block_tables=np.array([[1]], np.int32),
         rows=SamplingRows.pack([]),
     )

@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tk.core.casts import Array
 from tk.infer.engine.kernels.native import model_runner
 from tk.infer.engine.kernels.native.binding.library import instruction_sets
 from tk.infer.engine.kernels.sampler.sampler import run_sampler
-from tk.infer.engine.step.step_plan import Array, SamplerOutput, SamplingRow, SamplingRows, StepPlan
+from tk.infer.engine.step.running_plan import RunningPlan
+from tk.infer.engine.step.sampler_output import SamplerOutput
+from tk.infer.engine.step.sampling_rows import SamplingRow, SamplingRows
 from tk.infer.engine.step.token_counts import TokenCounts
 from tk.tests.infer.engine.kernels.native.running import runner
 from tk.tests.infer.history import BLOCK_SIZE
@@ -20,7 +23,7 @@ pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no compiler")
 NUM_ROWS = 90  # more than a part
 
 
-def plan(num_rows: int) -> StepPlan:
+def plan(num_rows: int) -> RunningPlan:
     """Returns the prefill of three sequences of 30 tokens, with a row of different options for each token."""
     position = np.arange(NUM_ROWS, dtype=np.int32) % 30
     table = np.arange(1, 13, dtype=np.int32).reshape(3, 4)
@@ -40,12 +43,11 @@ def plan(num_rows: int) -> StepPlan:
         )
         for i in range(num_rows)
     ]
-    return StepPlan(
+    return RunningPlan(
         tokens=np.random.default_rng(1).integers(0, VOCAB, NUM_ROWS).astype(np.int32),
         positions=position,
         slots=np.repeat(table[:, 0] * BLOCK_SIZE, 30) + position,
         span_length=np.array([30] * 3, np.int32),
-        span_context=np.array([30] * 3, np.int32),
         block_tables=table,
         rows=SamplingRows.pack(rows),
     )

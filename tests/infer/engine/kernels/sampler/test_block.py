@@ -1,5 +1,6 @@
-"""The argument block of the sampler in C: options are copied, lists are read in place, results are aligned."""
+"""The argument block of the sampler in C: rows are read in place, results are aligned."""
 
+import ctypes
 import re
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from tk.infer.engine.kernels.sampler import block as block_module
 from tk.infer.engine.kernels.sampler.block import SamplingBatch, SamplingBlock, most_alternatives, results_bytes
-from tk.infer.engine.step.step_plan import NO_LOGPROBS, SamplingRow, SamplingRows
+from tk.infer.engine.step.sampling_rows import NO_LOGPROBS, SamplingRow, SamplingRows
 from tk.infer.engine.step.token_counts import TokenCounts
 
 ROWS = SamplingRows.pack(
@@ -24,11 +25,11 @@ def test_options_and_the_starts_of_lists_are_filled_in() -> None:
     block = SamplingBlock(capacity=8, vocab=50)
     block.fill(ROWS)
     assert (block.batch.vocab, block.batch.masks) == (50, None)
-    assert block._options["temperature"][:3].tolist() == [0.5, 0.0, 0.0]
-    assert block._options["seed"][0] == 2**63
+    assert block.batch.temperature == ROWS.temperature.ctypes.data, "read in place"
+    assert block.batch.address_of("logits") == ctypes.addressof(block.batch) + 4 * 8
     assert block._starts["bias_start"][:4].tolist() == [0, 2, 2, 3]
     assert block._starts["count_start"][:4].tolist() == [0, 0, 0, 1]
-    assert block.batch.bias_token == block._borrowed[0].ctypes.data
+    assert block.batch.bias_token == ROWS.bias_token.ctypes.data
 
 
 def test_rows_without_lists_end_those_of_the_rows_before() -> None:

@@ -14,7 +14,8 @@ from tk.infer.engine.kernels.sampler import numpy_sampler
 from tk.infer.engine.kernels.sampler.block import SamplingBlock
 from tk.infer.engine.kernels.sampler.native_sampler import native_sampler
 from tk.infer.engine.kernels.sampler.sampler import Sample, best_sampler, run_sampler
-from tk.infer.engine.step.step_plan import SamplerOutput, SamplingRow, SamplingRows
+from tk.infer.engine.step.sampler_output import SamplerOutput
+from tk.infer.engine.step.sampling_rows import SamplingRow, SamplingRows
 from tk.infer.engine.step.token_counts import TokenCounts
 from tk.tests.example_counts import examples
 from tk.tests.infer.engine.kernels.sampler.native import native_samplers

@@ -7,7 +7,7 @@ import pytest
 
 from tk.infer.engine.kernels.sampler.numpy_sampler import _gumbel_max, _keep_top_k, _keep_top_p, sample
 from tk.infer.engine.kernels.sampler.philox import gumbel, uniform
-from tk.infer.engine.step.step_plan import ASKED, SamplingRow, SamplingRows
+from tk.infer.engine.step.sampling_rows import WITH_CANDIDATES, SamplingRow, SamplingRows
 from tk.infer.engine.step.token_counts import TokenCounts
 
 IDS = np.array([2, 3, 5, 7, 11])
@@ -62,7 +62,7 @@ def test_the_first_candidate_that_a_mask_allows_is_the_choice_under_it(temperatu
     logits = np.round(generator.standard_normal((60, 90)) * 2, 1).astype(np.float32)  # with equals
     penalized = {"repetition_penalty": 1.4, "counts": TokenCounts(dict.fromkeys(range(0, 90, 7), 1))}
     row = SamplingRow(0, temperature=temperature, **penalized)  # type: ignore[arg-type]
-    asked = sample(logits, SamplingRows.pack([replace(row, seed=i, mask=ASKED) for i in range(60)]))
+    asked = sample(logits, SamplingRows.pack([replace(row, seed=i, mask=WITH_CANDIDATES) for i in range(60)]))
     masks = generator.integers(0, 2**32, (60, 3), np.uint32)
     masked = sample(logits, SamplingRows.pack([replace(row, seed=i, mask=i) for i in range(60)]), masks)
     free = sample(logits, SamplingRows.pack([replace(row, seed=i) for i in range(60)]))
@@ -79,7 +79,7 @@ def test_the_first_candidate_that_a_mask_allows_is_the_choice_under_it(temperatu
 
 def test_candidates_end_where_rounding_might_decide() -> None:
     logits = np.full((1, 40), -9.0, np.float32)
-    row = SamplingRow(0, temperature=1.0, seed=5, mask=ASKED)
+    row = SamplingRow(0, temperature=1.0, seed=5, mask=WITH_CANDIDATES)
     order = sample(logits, SamplingRows.pack([row])).candidates[0]
     assert len(set(order.tolist())) == 8
     noise = gumbel(uniform(5, 0, 0, np.arange(40)))
@@ -92,7 +92,9 @@ def test_candidates_end_where_rounding_might_decide() -> None:
 
 def test_there_are_no_candidates_without_a_finite_score() -> None:
     bias = dict.fromkeys(range(5), -np.inf)
-    rows = [SamplingRow(0, temperature=t, bias={t: -np.inf, **(bias if t else {})}, mask=ASKED) for t in (0, 1)]
+    rows = [
+        SamplingRow(0, temperature=t, bias={t: -np.inf, **(bias if t else {})}, mask=WITH_CANDIDATES) for t in (0, 1)
+    ]
     found = sample(np.zeros((2, 5), np.float32), SamplingRows.pack(rows))
     assert found.candidates.tolist() == [[1, 2, 3, 4, *[-1] * 4], [-1] * 8]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tk.core.casts import Array
 from tk.infer.engine.kernels.native.binding.memory import CACHE_LINE, LARGE_PAGE, Arena, aligned, lazy
-from tk.infer.engine.step.step_plan import Array
 
 
 def flags_of(memory: Array) -> list[str]:

@@ -14,7 +14,7 @@ PAIRS = {
     "matrix": structures.PackedMatrix,
     "operation": structures.PreparedOperation,
     "step": structures.StepArrays,
-    "exchange": structures.StepExchange,
+    "channel": structures.EngineChannel,
     "link": structures.RankLink,
     "sampling": structures.Sampling,
     "model": structures.NativeModel,

@@ -3,24 +3,20 @@
 import socket
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tk.infer.engine.kernels.engine_line import EngineLine, WentOn
+from tk.infer.engine.kernels.backend import DecodedAhead
 from tk.infer.engine.kernels.native.binding.library import instruction_sets
 from tk.infer.engine.kernels.native.model_runner import NativeRunner
-from tk.infer.engine.step.step_plan import (
-    ASKED,
-    NO_LOGPROBS,
-    NO_MASK,
-    Array,
-    SamplerOutput,
-    SamplingRow,
-    SamplingRows,
-    StepPlan,
-)
+from tk.infer.engine.step.channel import NEXT_STEP, Channel, Frame, masks_frame, result_frame, tokens_frame
+from tk.infer.engine.step.running_plan import RunningPlan
+from tk.infer.engine.step.sampler_output import SamplerOutput
+from tk.infer.engine.step.sampling_rows import NO_LOGPROBS, NO_MASK, WITH_CANDIDATES, SamplingRow, SamplingRows
+from tk.infer.engine.step.step_message import NextTokens
 from tk.tests.infer.engine.kernels.native.running import logits, runner
 from tk.tests.infer.history import BLOCK_SIZE
 from tk.tests.model.architectures import ENTRIES
@@ -28,8 +24,7 @@ from tk.tests.model.architectures import ENTRIES
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no compiler")
 LENGTHS = (BLOCK_SIZE - 2, 5)
 TABLE = np.array([[1, 2], [5, 6]], np.int32)
-NEXT = b"next step"
-AGAIN = b"again"
+OTHER = Frame("step", body=NextTokens(np.array([[0, 9]], np.int32)).encode()).encode()  # it has a new block
 STEPS = 4
 
 
@@ -42,43 +37,32 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield engine, rank
 
 
-def begin(made: NativeRunner, num_top: int = NO_LOGPROBS, mask: int = NO_MASK) -> tuple[StepPlan, SamplerOutput]:
+def begin(
+    made: NativeRunner, num_top: int = NO_LOGPROBS, mask: int = NO_MASK, generation: int = 1
+) -> tuple[RunningPlan, SamplerOutput]:
     """Computes two prompts and a step behind them; returns its plan and its results."""
     for i, length in enumerate(LENGTHS):
         logits(made, range(3, 3 + length), (), first_block=1 + 4 * i)
     start = np.array(LENGTHS, np.int32)
-    plan = StepPlan(
+    plan = RunningPlan(
         tokens=np.array([7, 8], np.int32),
         positions=start.copy(),
         slots=TABLE[:, 0] * BLOCK_SIZE + start,
         span_length=np.ones(2, np.int32),
-        span_context=start + 1,
         block_tables=TABLE,
         rows=SamplingRows.pack([SamplingRow(i, temperature=1.0, seed=i, num_top=num_top, mask=mask) for i in range(2)]),
+        generation=generation,
     )
     return plan, made.step(plan)
 
 
-def advance(plan: StepPlan, sampled: Array) -> None:
-    """Moves a plan on by the tokens that were sampled."""
-    plan.tokens[:] = sampled
-    for counted in (plan.positions, plan.span_context, plan.rows.new_number):
-        counted += 1
-    plan.slots[:] = TABLE[[0, 1], plan.positions // BLOCK_SIZE] * BLOCK_SIZE + plan.positions % BLOCK_SIZE
-
-
 def encode(output: SamplerOutput) -> bytes:
-    """Returns results behind a header."""
-    return b"results" + output.encode()
+    return result_frame(output).encode()
 
 
-def encode_tokens(tokens: Array) -> bytes:
-    """Returns chosen tokens behind a header."""
-    return b"tokens" + tokens.tobytes()
-
-
-def line_of(rank: socket.socket, answers: bool = True) -> EngineLine:
-    return EngineLine(rank.fileno(), NEXT, encode, encode_tokens, AGAIN, answers)
+def take(engine: socket.socket, output: SamplerOutput) -> SamplerOutput:
+    """Receives results as large as others."""
+    return SamplerOutput.decode(engine.recv(len(encode(output)), socket.MSG_WAITALL)[16:])
 
 
 @pytest.mark.parametrize("kv_dtype", ["fp32", "int4"])
@@ -91,23 +75,23 @@ def test_steps_are_those_that_come_one_by_one(
     plan, output = begin(alone)
     expected, first = begin(guided)
     assert output.encode() == first.encode()
-    engine.sendall(NEXT * STEPS + b"next slot")
-    last = alone.go_on(line_of(rank))
+    engine.sendall(NEXT_STEP * STEPS + OTHER)
+    last = alone.decode_ahead(plan, Channel(rank, answers=True))
     assert last is not None
     assert last.tokens is not None
     assert not last.has_next
     tokens = first.token_ids
     for _ in range(STEPS):
-        advance(expected, tokens)
+        expected.advance(tokens, BLOCK_SIZE)
         one = guided.step(expected)
         tokens = one.token_ids
         answer = encode(one)
         assert engine.recv(len(answer), socket.MSG_WAITALL) == answer
     assert last.tokens.tolist() == tokens.tolist()
-    assert rank.recv(100) == b"next slot", "a message that says anything else stays where it is"
-    advance(expected, tokens)
+    assert rank.recv(100) == OTHER, "a message that says anything else stays where it is"
+    expected.advance(tokens, BLOCK_SIZE)
     tokens_of_plan = plan.tokens.copy()
-    advance(plan, last.tokens)
+    plan.advance(last.tokens, BLOCK_SIZE)
     assert tokens_of_plan.tolist() != plan.tokens.tolist()
     for name in ("tokens", "positions", "slots", "span_context"):
         assert getattr(plan, name).tolist() == getattr(expected, name).tolist(), name
@@ -121,32 +105,34 @@ def test_the_engine_chooses_tokens_among_candidates(tmp_path: Path, ends: tuple[
     ENTRIES["llama3"].make(tmp_path)
     engine, rank = ends
     alone, guided = (runner(tmp_path, threads=threads) for threads in (2, 1))
-    plan, output = begin(alone, mask=ASKED)
-    expected, first = begin(guided, mask=ASKED)
+    plan, output = begin(alone, mask=WITH_CANDIDATES)
+    expected, first = begin(guided, mask=WITH_CANDIDATES)
     assert (first.candidates >= 0).all()
     assert output.encode() == first.encode()
     chosen, answers = first.candidates[[0, 1], [3, 0]], []
     for _ in range(STEPS):
-        engine.sendall(NEXT + encode_tokens(chosen))
-        advance(expected, chosen)
+        engine.sendall(NEXT_STEP + tokens_frame(chosen).encode())
+        expected.advance(chosen, BLOCK_SIZE)
         answers.append(guided.step(expected))
         chosen = answers[-1].candidates[[0, 1], [0, 5]]
-    engine.sendall(NEXT + b"other")
-    assert alone.go_on(line_of(rank)) == WentOn(None, has_next=True)
+    engine.sendall(NEXT_STEP + OTHER)
+    assert alone.decode_ahead(plan, Channel(rank, answers=True)) == DecodedAhead(None, has_next=True)
     for answer in map(encode, answers):
         assert engine.recv(len(answer), socket.MSG_WAITALL) == answer
-    assert rank.recv(100) == b"other", "a message that says anything else stays where it is"
+    assert rank.recv(100) == OTHER, "a message that says anything else stays where it is"
     mask = np.zeros((1, 4), np.uint32)
     mask[0, 2] = 1 << 5
     for made in (alone, guided):
         assert made.sample_again(mask, np.array([1], np.int32)).token_ids[1] == 2 * 32 + 5
     for each in (plan, expected):
-        advance(each, chosen)
+        each.advance(chosen, BLOCK_SIZE)
     assert plan.tokens.tolist() == expected.tokens.tolist()
     assert alone.step(plan).encode() == guided.step(expected).encode()
-    engine.sendall(NEXT)
+    engine.sendall(NEXT_STEP)
     engine.close()
-    assert alone.go_on(line_of(rank)) == WentOn(None, has_next=True), "the engine has ended"
+    assert alone.decode_ahead(plan, Channel(rank, answers=True)) == DecodedAhead(None, has_next=True), (
+        "the engine has ended"
+    )
     alone.close()
     guided.close()
 
@@ -158,24 +144,24 @@ def test_rows_are_sampled_again_with_masks(
     ENTRIES["llama3"].make(tmp_path)
     engine, rank = ends
     alone, guided = runner(tmp_path, threads=threads), runner(tmp_path)
-    begin(alone, mask=ASKED)
-    expected, first = begin(guided, mask=ASKED)
+    plan, _ = begin(alone, mask=WITH_CANDIDATES)
+    expected, first = begin(guided, mask=WITH_CANDIDATES)
     chosen = first.candidates[:, 0]
     for _ in range(STEPS):
         sent = []
         for rows in ([1], [0, 1]):
             masks = np.zeros((len(rows), 4), np.uint32)
             masks[:, 2] = 1 << np.array([5, 9][: len(rows)])
-            body = np.array(masks.shape, np.int32).tobytes() + masks.tobytes() + np.array(rows, np.int32).tobytes()
-            engine.sendall((NEXT if rows == [1] else b"") + AGAIN + np.uint32(len(body)).tobytes() + body)
+            frame = masks_frame(masks, np.array(rows, np.int32)).encode()
+            engine.sendall((NEXT_STEP if rows == [1] else b"") + frame)
             sent.append(guided.sample_again(masks, np.array(rows, np.int32)))
         assert [each.token_ids.tolist()[1] for each in sent] == [69, 73]
         chosen = sent[-1].token_ids
-        engine.sendall(encode_tokens(chosen))
-        assert alone.go_on(line_of(rank)) == WentOn(None, has_next=False)
-        advance(expected, chosen)
+        engine.sendall(tokens_frame(chosen).encode())
+        assert alone.decode_ahead(plan, Channel(rank, answers=True)) == DecodedAhead(None, has_next=False)
+        expected.advance(chosen, BLOCK_SIZE)
         step = guided.step(expected)
-        answers = [SamplerOutput.decode(engine.recv(len(encode(step)), socket.MSG_WAITALL)[7:]) for _ in range(3)]
+        answers = [take(engine, step) for _ in range(3)]
         assert answers[0].token_ids[1] == 69
         assert answers[0].candidates[0].tolist() == first.candidates[0].tolist(), "a row without a mask is as before"
         assert answers[1].token_ids.tolist() == chosen.tolist() == [69, 73]
@@ -189,16 +175,16 @@ def test_a_rank_that_does_not_answer_sends_nothing(tmp_path: Path, ends: tuple[s
     ENTRIES["llama3"].make(tmp_path)
     engine, rank = ends
     made = runner(tmp_path)
-    begin(made)
-    engine.sendall(NEXT)
-    assert made.go_on(line_of(rank, answers=False)) is not None
+    plan, _ = begin(made)
+    engine.sendall(NEXT_STEP)
+    assert made.decode_ahead(plan, Channel(rank, answers=False)) is not None
     engine.setblocking(False)
     with pytest.raises(BlockingIOError):
         engine.recv(1)
     made.close()
 
 
-@pytest.mark.parametrize("message", [b"", NEXT[:-1], b"other step"])
+@pytest.mark.parametrize("message", [b"", NEXT_STEP[:-1], OTHER])
 def test_without_the_message_there_is_no_step(
     tmp_path: Path, ends: tuple[socket.socket, socket.socket], message: bytes
 ) -> None:
@@ -208,7 +194,7 @@ def test_without_the_message_there_is_no_step(
     plan, _ = begin(made)
     before = deepcopy(plan)
     engine.sendall(message)
-    assert made.go_on(line_of(rank)) is None
+    assert made.decode_ahead(plan, Channel(rank, answers=True)) is None
     assert plan.positions.tolist() == before.positions.tolist()
     engine.close()
     assert rank.recv(100) == message
@@ -221,22 +207,40 @@ def test_log_probabilities_and_prompts_are_left_to_the_worker(
     ENTRIES["llama3"].make(tmp_path)
     engine, rank = ends
     made = runner(tmp_path)
-    line = line_of(rank)
-    engine.sendall(NEXT)
-    assert made.go_on(line) is None, "there was no step before"
-    begin(made, num_top=0)
-    assert made.go_on(line) is None
-    plan, _ = begin(made)
-    several = StepPlan(
+    channel = Channel(rank, answers=True)
+    engine.sendall(NEXT_STEP)
+    plan, _ = begin(made, num_top=0)
+    assert made.decode_ahead(plan, channel) is None
+    plan, _ = begin(made, generation=0)
+    assert made.decode_ahead(plan, channel) is None, "it is carried out once"
+    plan, _ = begin(made, generation=3)
+    assert made.decode_ahead(replace(plan, generation=2), channel) is None, "it is not the last one"
+    several = RunningPlan(
         tokens=np.array([3, 4, 5], np.int32),
         positions=np.arange(3, dtype=np.int32),
         slots=BLOCK_SIZE + np.arange(3, dtype=np.int32),
         span_length=np.array([3], np.int32),
-        span_context=np.array([3], np.int32),
         block_tables=TABLE[:1],
         rows=plan.rows.part(0, 1),
+        generation=4,
     )
     made.step(several)
-    assert made.go_on(line) is None
-    assert rank.recv(100) == NEXT
+    assert made.decode_ahead(several, channel) is None
+    assert rank.recv(100) == NEXT_STEP
     made.close()
+
+
+def test_a_plan_that_advances_gives_the_samples_of_new_plans(tmp_path: Path) -> None:
+    ENTRIES["llama3"].make(tmp_path)
+    advancing, renewing = runner(tmp_path), runner(tmp_path, threads=2)
+    (plan, output), (_, expected) = begin(advancing), begin(renewing)
+    found = []
+    for _ in range(5):
+        assert output.encode() == expected.encode()
+        found.append(output.token_ids.tolist())
+        plan.advance(output.token_ids, BLOCK_SIZE)
+        again = replace(deepcopy(plan), generation=0)
+        output, expected = advancing.step(plan), renewing.step(again)
+    assert len(np.unique(found, axis=0)) > 1
+    advancing.close()
+    renewing.close()

@@ -1,0 +1,120 @@
+// Steps without the worker's Python between them: while the engine's next frame says just that every sequence goes on with
+// the token that it sampled, the plan advances here, and results are sent from here. Weights drive Python's code and data
+// out of the caches, so a step of Python's costs half a millisecond, in which no thread reads weights.
+//
+// infer/engine/step/channel.py states the frames, and native/decode_ahead.py gives their beginnings to struct channel.
+#ifndef TK_DECODE_AHEAD_H
+#define TK_DECODE_AHEAD_H
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+
+#include "model.h"
+
+// Brings up to date what follows from a step's positions and slots: where spans start, and the blocks that they begin.
+static void refresh(struct model *m) {
+    struct step *s = &m->step;
+    for (int32_t i = 0; i < s->spans; i++) s->span[i].start = s->positions[s->span[i].first];
+    s->begun = 0;
+    for (int32_t i = 0; i < s->tokens; i++)
+        if (s->slots[i] % m->block_size == 0) s->begun_blocks[s->begun++] = s->slots[i] / m->block_size;
+}
+
+// Moves a step on by a token of each sequence: each has one, whose logits are wanted.
+static void advance(struct model *m, const struct channel *c) {
+    struct step *s = &m->step;
+    for (int32_t i = 0; i < s->tokens; i++) {
+        if (!c->num_candidates) s->token_ids[i] = c->sampled[i];
+        c->numbers[i]++;
+        s->slots[i]++;
+        if (++s->positions[i] % m->block_size == 0)
+            s->slots[i] = s->tables[s->span[i].table + s->positions[i] / m->block_size] * m->block_size;
+    }
+    refresh(m);
+}
+
+// Whether the engine's next frame is there already, and is the one on which the rank decodes ahead; then it is taken.
+static int consume_next_step(const struct channel *c) {
+    char seen[sizeof c->next_step];
+    if (recv(c->descriptor, seen, sizeof seen, MSG_PEEK | MSG_DONTWAIT) != sizeof seen) return 0;
+    return !memcmp(seen, c->next_step, sizeof seen) && recv(c->descriptor, seen, sizeof seen, 0) == sizeof seen;
+}
+
+// Waits for so many bytes, which stay where they are; returns 0 if the engine has ended.
+static int peek(const struct channel *c, void *to, size_t bytes) {
+    ssize_t count;
+    do count = recv(c->descriptor, to, bytes, MSG_PEEK | MSG_WAITALL);
+    while (count < 0 && errno == EINTR);
+    return count == (ssize_t)bytes;
+}
+
+// Takes so many bytes; returns 0 if the engine has ended.
+static int consume(const struct channel *c, void *to, size_t bytes) {
+    for (size_t got = 0; got < bytes;) {
+        ssize_t count = recv(c->descriptor, (char *)to + got, bytes - got, 0);
+        if (!count || (count < 0 && errno != EINTR)) return 0;
+        if (count > 0) got += (size_t)count;
+    }
+    return 1;
+}
+
+enum reply { CHOSEN, AGAIN, OTHER };
+
+// Waits for the engine's next frame and returns its kind, without taking it.
+static enum reply next_reply(const struct channel *c) {
+    char seen[sizeof c->tokens];
+    if (!peek(c, seen, sizeof seen)) return OTHER;
+    if (!memcmp(seen, c->tokens, sizeof c->tokens)) return CHOSEN;
+    return memcmp(seen, c->again, sizeof c->again) ? OTHER : AGAIN;
+}
+
+// Takes the tokens of a step that the engine chose; returns 0 if the engine has ended.
+static int consume_tokens(const struct channel *c, struct step *s) {
+    char header[sizeof c->tokens];
+    return consume(c, header, sizeof header) && consume(c, s->token_ids, 4 * (size_t)s->tokens);
+}
+
+// Masks for some rows of a step.
+struct masked {
+    int32_t count, words;  // rows; words of a mask
+    const uint32_t *masks; // [count][words]
+    const int32_t *rows;   // [count]
+};
+
+// Takes the masks with which rows are sampled again, into memory that the caller frees. NULL: the engine has ended, or
+// there is no memory; then the frame is left.
+static char *consume_masks(const struct channel *c, struct masked *found) {
+    char header[sizeof c->again + 4], *body;
+    uint32_t bytes;
+    if (!peek(c, header, sizeof header)) return NULL;
+    memcpy(&bytes, header + sizeof c->again, sizeof bytes);
+    if (!(body = malloc(bytes))) return NULL;
+    if (!consume(c, header, sizeof header) || !consume(c, body, bytes)) {
+        free(body);
+        return NULL;
+    }
+    memcpy(&found->count, body, 4);
+    memcpy(&found->words, body + 4, 4);
+    found->masks = (const uint32_t *)(body + 8);
+    found->rows = (const int32_t *)(found->masks + (int64_t)found->count * found->words);
+    return body;
+}
+
+// Sends the results of a step; returns 0 if the engine has ended.
+static int send_result(const struct model *m, const struct channel *c) {
+    size_t tokens = (size_t)m->step.tokens, sent = 0, all = (size_t)c->result_bytes;
+    size_t candidates = 4 * tokens * (size_t)c->num_candidates;
+    char *end = c->result + all - candidates;
+    memcpy(end - 5 * tokens, c->sampled, 4 * tokens);
+    memcpy(end - tokens, c->finite, tokens);
+    memcpy(end, c->candidates, candidates);
+    while (c->answers && sent < all) {
+        ssize_t count = send(c->descriptor, c->result + sent, all - sent, MSG_NOSIGNAL);
+        if (count < 0 && errno != EINTR) return 0;
+        if (count > 0) sent += (size_t)count;
+    }
+    return 1;
+}
+
+#endif

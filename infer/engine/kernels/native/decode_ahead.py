@@ -1,0 +1,86 @@
+"""The plan of a step in the hands of the kernels, and what they need to decode ahead: to go on with it without Python.
+
+C reads the plan's arrays in place, and while it decodes ahead it advances them: see c/decode_ahead.h, which reads and
+writes the frames of step/channel.py.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .....core.casts import Array
+from ...step.channel import HEADER, NEXT_STEP, Channel, masks_frame, result_frame, tokens_frame
+from ...step.running_plan import RunningPlan
+from ...step.sampler_output import NUM_CANDIDATES, SamplerOutput
+from ...step.sampling_rows import SamplingRows
+from ..sampler.block import SamplingBatch
+from .binding.structures import EngineChannel, NativeModel, StepArrays
+
+_NO_MASKS = np.empty((0, 0), np.uint32)
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedPlan:
+    """The plan that the kernels read.
+
+    Attributes:
+        generation: its generation (see `RunningPlan`).
+        rows: its rows.
+        arrays: the arrays that must live as long as they read it.
+    """
+
+    generation: int
+    rows: SamplingRows
+    arrays: Sequence[Array]
+
+
+def assign(plan: RunningPlan, model: NativeModel) -> AssignedPlan:
+    """Points a model to the arrays of a plan."""
+    advancing = (plan.tokens, plan.positions, plan.slots, plan.rows.new_number)
+    assert all(each.flags.c_contiguous for each in advancing), "C advances the arrays of the plan, not copies"
+    num_spans, num_tokens = len(plan.span_length), len(plan.tokens)
+    spans = np.zeros((num_spans, 4), np.int32)
+    spans[:, 0], spans[:, 1] = np.cumsum(plan.span_length) - plan.span_length, plan.span_length
+    spans[:, 3] = np.arange(num_spans) * plan.block_tables.shape[1]
+    fixed = (np.ascontiguousarray(each, np.int32) for each in (plan.block_tables, plan.rows.token))
+    arrays = [*advancing[:3], spans, *fixed, np.empty(num_tokens, np.int32)]
+    model.step = StepArrays(num_tokens, num_spans, len(plan.rows), 0, *(each.ctypes.data for each in arrays))
+    return AssignedPlan(plan.generation, plan.rows, arrays)
+
+
+class DecodeAhead:
+    """The arguments of `Kernels.decode_ahead`, for one plan.
+
+    Args:
+        channel: the rank's socket to the engine.
+        num_rows: the number of rows of the plan.
+        batch: the sampler's block of these rows, with their options and results.
+        have_candidates: whether the rows have candidates.
+
+    Attributes:
+        arguments: the arguments as C reads them, as long as this object lives.
+    """
+
+    def __init__(self, channel: Channel, num_rows: int, batch: SamplingBatch, have_candidates: bool) -> None:
+        tokens, num_candidates = np.zeros(num_rows, np.int32), NUM_CANDIDATES * have_candidates
+        candidates = np.zeros((num_rows, num_candidates), np.int32)
+        output = SamplerOutput.of_tokens(tokens, np.zeros(num_rows, np.uint8), candidates)
+        self._result = np.frombuffer(bytearray(result_frame(output).encode()), np.uint8)
+        self.arguments = EngineChannel(
+            descriptor=channel.connection.fileno(),
+            answers=channel.answers,
+            result=self._result.ctypes.data,
+            result_bytes=self._result.nbytes,
+            sampled=batch.token_ids,
+            finite=batch.finite,
+            candidates=batch.candidates,
+            numbers=batch.new_number,
+            mask=batch.mask,
+            masks=batch.address_of("masks"),
+            mask_stride=batch.address_of("mask_stride"),
+            num_candidates=num_candidates,
+        )
+        self.arguments.next_step[:] = NEXT_STEP
+        self.arguments.tokens[:] = tokens_frame(tokens).encode()[: HEADER.size]
+        self.arguments.again[:] = masks_frame(_NO_MASKS, tokens).encode()[: HEADER.size - 4]  # up to the body's size

@@ -1,0 +1,163 @@
+"""The socket between the engine and a rank: frames, without pickle, and what those of steps hold.
+
+frame = 8 bytes of ASCII: the kind, padded with spaces | u32 bytes of values | u32 bytes of body | values | body
+The values are UTF-8 JSON, absent if there are none; the body is binary (`StepMessage`, `SamplerOutput`).
+"""
+
+import json
+import socket
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from ....core.casts import Array
+from ....core.errors import TkError, WorkerDied, pack, unpack
+from .sampler_output import SamplerOutput
+from .step_message import NEXT_TOKENS
+
+HEADER: Final = struct.Struct("<8sII")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A message between the engine and a worker; `op` is its kind, up to 8 letters."""
+
+    op: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    body: bytes | bytearray = b""
+
+    def encode(self) -> bytes:
+        """Returns the frame as bytes."""
+        values = json.dumps(self.values).encode() if self.values else b""
+        return HEADER.pack(self.op.ljust(8).encode(), len(values), len(self.body)) + values + self.body
+
+
+# The step that only computes the tokens that follow those of the step before, without a new block.
+NEXT_STEP: Final = Frame("step", body=NEXT_TOKENS.encode()).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """A rank's end of its socket to the engine. While a backend decodes ahead, C reads and writes the frames itself.
+
+    Attributes:
+        connection: the socket; it blocks.
+        answers: whether this rank sends results.
+    """
+
+    connection: socket.socket
+    answers: bool
+
+    def receive(self) -> Frame | None:
+        """Waits for the next whole frame; returns None if the engine has ended."""
+        return receive(self.connection)
+
+    def receive_masks(self) -> Array:
+        """Waits for the masks of the step that is computed: uint32 [M, W].
+
+        Raises:
+            WorkerDied: the engine has ended.
+        """
+        frame = self.receive()
+        if frame is None:
+            raise WorkerDied("The engine ended before it sent the masks of a step.")
+        return masks_from(frame)[0]
+
+    def send_result(self, output: SamplerOutput) -> None:
+        """Sends the results of a step, if this rank does.
+
+        Raises:
+            WorkerDied: the engine has ended.
+        """
+        if self.answers:
+            send(self.connection, result_frame(output))
+
+
+def send(connection: socket.socket, frame: Frame | bytes) -> None:
+    """Sends a frame, or the bytes that `Frame.encode` returned.
+
+    Raises:
+        WorkerDied: the other process has ended or does not read.
+    """
+    try:
+        connection.sendall(frame.encode() if isinstance(frame, Frame) else frame)
+    except OSError as error:
+        raise WorkerDied(f"An inference process cannot be reached: {error.strerror or error}.") from error
+
+
+def no_wait() -> None:
+    """Does nothing: a socket that blocks waits by itself."""
+
+
+def receive(connection: socket.socket, wait: Callable[[], object] = no_wait) -> Frame | None:
+    """Waits for the next whole frame; returns None if the other process has ended.
+
+    Args:
+        connection: the socket.
+        wait: waits for more bytes, if the socket does not block.
+    """
+    header = _read(connection, HEADER.size, wait)
+    if header is None:
+        return None
+    op, num_values, num_body = HEADER.unpack(header)
+    rest = _read(connection, num_values + num_body, wait)
+    if rest is None:
+        return None
+    values = json.loads(rest[:num_values]) if num_values else {}
+    return Frame(op.decode().rstrip(), values, rest[num_values:] if num_values else rest)
+
+
+def error_frame(error: TkError) -> Frame:
+    """Packs an error for the engine."""
+    return Frame("error", {"error": pack(error)})
+
+
+def error_from(frame: Frame) -> TkError:
+    """Unpacks the error that `error_frame` packed, in its own class."""
+    return unpack(frame.values["error"])
+
+
+def tokens_frame(tokens: Array) -> Frame:
+    """Packs the tokens of a step, int32 [R], for the ranks that wait for them."""
+    return Frame("tokens", body=tokens.tobytes())
+
+
+def masks_frame(masks: Array, rows: Array | None = None) -> Frame:
+    """Packs masks, uint32 [M, W]: those that a step waits for, or those with which rows of it are sampled again."""
+    body = np.array(masks.shape, np.int32).tobytes() + masks.tobytes()
+    return Frame("masks", body=body) if rows is None else Frame("again", body=body + rows.tobytes())
+
+
+def masks_from(frame: Frame) -> tuple[Array, Array]:
+    """Returns the masks of a frame, uint32 [M, W], and the numbers of rows behind them, int32."""
+    shape = np.frombuffer(frame.body, np.int32, 2)
+    masks: Array = np.frombuffer(frame.body, np.uint32, shape.prod(), shape.nbytes).reshape(shape)
+    return masks, np.frombuffer(frame.body, np.int32, offset=shape.nbytes + masks.nbytes)
+
+
+def result_frame(output: SamplerOutput) -> Frame:
+    """Packs the results of a step for the engine.
+
+    Without log-probabilities they end with the token of each row, whether its logits are finite, and its candidates.
+    """
+    return Frame("result", body=output.encode())
+
+
+def _read(connection: socket.socket, count: int, wait: Callable[[], object]) -> bytearray | None:
+    data = bytearray(count)
+    view = memoryview(data)
+    while len(view):
+        try:
+            got = connection.recv_into(view)
+        except BlockingIOError:
+            wait()
+            continue
+        except ConnectionError:
+            return None
+        if not got:
+            return None
+        view = view[got:]
+    return data
