@@ -17,8 +17,8 @@ from tk.infer.engine.schedule.samples.sample import UNKNOWN, ScheduledChunk, Sta
 from tk.infer.engine.schedule.scheduler import Scheduler
 from tk.infer.engine.schedule.step_in_flight import StepInFlight, WantedRow, prepare_step, record_step, take_token
 from tk.infer.engine.schedule.waiting.admission import Limits
-from tk.infer.engine.step.step_message import StepMessage, decode_message
 from tk.infer.engine.step.sampler_output import SamplerOutput
+from tk.infer.engine.step.step_message import StepMessage, decode_message
 from tk.tests.infer.engine.schedule.test_live_request import PROMPT, chosen, live
 
 
