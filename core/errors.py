@@ -25,8 +25,10 @@ server's log has `log_form` instead. gRPC statuses are plain names here, so that
 `pack` and `unpack` carry an error from one process to another as JSON.
 """
 
+import re
 from collections.abc import Mapping, Sized
-from typing import Any, ClassVar
+from copy import copy
+from typing import Any, ClassVar, Self
 
 
 class TkError(Exception):
@@ -128,8 +130,8 @@ class InvalidRequest(RequestError):
     """A request field with a value that can never be served.
 
     Attributes:
-        field: the wrong field, as spelled on the wire ("sampling.top_p"); "" if several fields conflict. It may be a
-            name that the caller made up.
+        field: the wrong field ("top_p"), which a protocol has under a name of its own (see `renamed`); "" if several
+            fields conflict. It may be a name that the caller made up.
         kind: the type and length of its value ("str of 12"); "" if they say nothing.
 
     Args:
@@ -140,6 +142,14 @@ class InvalidRequest(RequestError):
         super().__init__(message)
         self.field = field
         self.kind = "" if given is None else kind_of(given)
+
+    def renamed(self, field: str) -> Self:
+        """Returns the same error with another name of its field, in its message too, if that begins with the field."""
+        found = copy(self)
+        found.field = field
+        place = rf"(^|The field is ){re.escape(self.field)}(?!\w)"
+        found.args = (re.sub(place, lambda start: start[1] + field, str(self)) if self.field else str(self),)
+        return found
 
 
 class PromptTooLong(InvalidRequest):

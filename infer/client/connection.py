@@ -12,6 +12,7 @@ from ...core.home_process import HomeProcess
 from ...proto.v1 import generation_pb2 as pb
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
 from .credentials import Credentials
+from .wire import field_from_wire
 
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 FIRST_PAUSE_SECONDS: Final = 0.2
@@ -179,7 +180,9 @@ def error_from_rpc(error: grpc.RpcError, target: str) -> TkError:
     match status:
         case "INVALID_ARGUMENT":
             bad = details.get("BadRequest")
-            return InvalidRequest(message, field=bad.field_violations[0].field if bad else "")
+            field = bad.field_violations[0].field if bad else ""
+            named = InvalidRequest(error.details() or status, field).renamed(field_from_wire(field))
+            return InvalidRequest(f"{target}: {named}", named.field)
         case "RESOURCE_EXHAUSTED" if retry_after is not None:
             return Overloaded(message, retry_after)
         case "CANCELLED":

@@ -36,6 +36,19 @@ _OPTIONAL: Final = frozenset(
 )
 
 
+def field_to_wire(field: str) -> str:
+    """Returns the name on the wire of a field that an InvalidRequest names: "top_p" is "sampling.top_p"."""
+    if field in OPTIONS:
+        return f"{OPTIONS[field].part}.{field}"
+    return f"chat.{field}" if field.startswith("messages") else field
+
+
+def field_from_wire(field: str) -> str:
+    """Returns the field of a name on the wire; see `field_to_wire`."""
+    part, _, name = field.partition(".")
+    return name if part == "chat" or (name in OPTIONS and OPTIONS[name].part == part) else field
+
+
 def params_from_request(request: pb.GenerateRequest) -> SamplingParams:
     """Returns the sampling options of a request; optional fields that are unset keep the defaults of SamplingParams."""
     given: dict[str, Any] = {}

@@ -66,7 +66,7 @@ def test_prompt_from_stdin_loses_its_last_newline_only(
         (["{target}", "hi", "--max-model-len", "9"], 2, "--max-model-len is for a CKPT"),
         (["{target}", "hi", "--chat"], 1, "has no chat template"),
         (["{target}", "hi", "--threads", "0"], 2, "--threads"),
-        (["{target}", "refuse"], 2, "sampling.seed is wrong"),
+        (["{target}", "refuse"], 2, "seed is wrong"),
         (["{closed}", "hi"], 1, "{closed}"),
         (["no/such/folder", "hi"], 3, "no/such/folder"),
     ],
@@ -74,7 +74,7 @@ def test_prompt_from_stdin_loses_its_last_newline_only(
 def test_exit_codes(
     engine: FakeEngine, capsys: pytest.CaptureFixture[str], arguments: Sequence[str], code: int, words: str
 ) -> None:
-    engine.refusal = InvalidRequest("sampling.seed is wrong", field="sampling.seed")
+    engine.refusal = InvalidRequest("seed is wrong", field="seed")
     closed, server = ServerThread(engine), ServerThread(engine)
     closed.close()
     names = {"target": server.target, "closed": closed.target}

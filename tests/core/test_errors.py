@@ -12,7 +12,7 @@ from tk.core.errors import InvalidRequest, RequestError, TkError, pack, unpack
 from tk.tests.house.conftest import ROOT, package_files
 
 SAMPLES = {
-    "field": "sampling.top_p",
+    "field": "top_p",
     "retry_after": 2.5,
     "status": "NOT_FOUND",
     "number": 28,
@@ -82,3 +82,17 @@ def test_an_error_keeps_type_and_length_of_a_value_alone() -> None:
 
 def _defined(kind: type[TkError]) -> set[str]:
     return {name for base in kind.__mro__ if issubclass(base, TkError) for name in vars(base)}
+
+
+def test_a_renamed_error_has_the_other_name_where_it_named_its_field() -> None:
+    for text, renamed in (
+        ("stop is 7; use stop_token_ids.", "stopping.stop is 7; use stop_token_ids."),
+        ("stop_it is 7.", "stop_it is 7."),
+        ("Too long. The field is stop: lower it.", "Too long. The field is stopping.stop: lower it."),
+        ("Do not stop.", "Do not stop."),
+    ):
+        error = InvalidRequest(text, field="stop", given="x")
+        other = error.renamed("stopping.stop")
+        assert (str(other), other.field, other.kind) == (renamed, "stopping.stop", error.kind)
+        assert (str(error), error.field) == (text, "stop")
+    assert str(InvalidRequest("No field.").renamed("x")) == "No field."

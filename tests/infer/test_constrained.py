@@ -212,12 +212,12 @@ def test_logprobs_are_of_all_tokens(llm: LLM, reference: Callable[[str], LlamaFo
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        ({"regex": "a(b"}, "sampling.regex"),
-        ({"json_schema": '{"type": "strin"}'}, "sampling.json_schema"),
-        ({"grammar": "start: foo"}, "sampling.grammar"),
-        ({"regex": "a", "json_schema": "{}"}, "sampling.regex"),
-        ({"regex": "a", "ignore_eos": True}, "stopping.ignore_eos"),
-        ({"grammar": 'start: "a"', "min_new_tokens": 1}, "stopping.min_new_tokens"),
+        ({"regex": "a(b"}, "regex"),
+        ({"json_schema": '{"type": "strin"}'}, "json_schema"),
+        ({"grammar": "start: foo"}, "grammar"),
+        ({"regex": "a", "json_schema": "{}"}, "regex"),
+        ({"regex": "a", "ignore_eos": True}, "ignore_eos"),
+        ({"grammar": 'start: "a"', "min_new_tokens": 1}, "min_new_tokens"),
     ],
 )
 def test_a_constraint_that_cannot_be_kept_is_refused_at_once(llm: LLM, options: dict[str, str], field: str) -> None:
@@ -240,7 +240,7 @@ def test_an_aborted_request_frees_all(llm: LLM) -> None:
 
 
 def test_a_constraint_that_fails_ends_only_its_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = InvalidRequest("sampling.regex became too complex", field="sampling.regex")
+    broken = InvalidRequest("regex became too complex", field="regex")
     calls = 0
 
     def write_mask(self: Matcher, mask: "np.ndarray[tuple[int], np.dtype[np.uint32]]") -> None:

@@ -126,7 +126,7 @@ class Grammars:
             raise _wrong(constraint, "it contains a lone surrogate, which is not valid Unicode") from error
         if num_bytes > MAX_BYTES:
             raise InvalidRequest(
-                f"{constraint.field} has more than {MAX_BYTES} bytes; send a shorter one.", field=constraint.field
+                f"{constraint.kind} has more than {MAX_BYTES} bytes; send a shorter one.", field=constraint.kind
             )
         with failing_as(lambda reason: _wrong(constraint, reason)):  # a panic, which handlers of calls let pass
             grammar = self._build(constraint, self._tokenizer, place)
@@ -141,9 +141,9 @@ class Grammars:
                 first = vocabulary.first(place)
             except ImportError as error:
                 raise MissingExtra(
-                    f"{constraint.field} needs the extra `structured` where the model is served: "
+                    f"{constraint.kind} needs the extra `structured` where the model is served: "
                     f"{install_line('structured')}.",
-                    field=constraint.field,
+                    field=constraint.kind,
                 ) from error
             except (ValueError, CheckpointError) as error:
                 raise _wrong(constraint, f"the checkpoint's tokenizer cannot be used for it: {error}") from error
@@ -207,4 +207,4 @@ def _library_text(constraint: Constraint) -> str:
 
 
 def _wrong(constraint: Constraint, why: str) -> InvalidRequest:
-    return InvalidRequest(f"{constraint.field} cannot be used: {why}.", field=constraint.field, given=constraint.text)
+    return InvalidRequest(f"{constraint.kind} cannot be used: {why}.", field=constraint.kind, given=constraint.text)

@@ -36,11 +36,6 @@ class Constraint:
     kind: Kind
     text: str
 
-    @property
-    def field(self) -> str:
-        """The field of the wire."""
-        return f"sampling.{self.kind}"
-
 
 @dataclass(frozen=True)
 class FirstState:
@@ -113,7 +108,7 @@ class Matcher:
         """The reason why the grammar cannot go on, if it cannot; then every later mask is void."""
         if not (self._has_none or self._state.is_error()):
             return None
-        field, why = self._grammar.constraint.field, first_line(self._state.get_error())
+        field, why = self._grammar.constraint.kind, first_line(self._state.get_error())
         if self._has_none or why.startswith(NO_TOKEN):
             return InvalidRequest(
                 f"{field} came to a place where the text must go on and no token of the model's vocabulary does. Allow "

@@ -32,7 +32,7 @@ class Conversation:
             if set(message) != {"role", "content"} or not all(isinstance(value, str) for value in message.values()):
                 raise InvalidRequest(
                     f'Message {number} is {described(message)}; it must be {{"role": TEXT, "content": TEXT}}.',
-                    field=f"chat.messages[{number}]",
+                    field=f"messages[{number}]",
                 )
 
 
@@ -107,7 +107,7 @@ def check_num_messages(number: int) -> None:
     """Raises InvalidRequest if a conversation has no messages, or too many."""
     if not 1 <= number <= MAX_CHAT_MESSAGES:
         raise InvalidRequest(
-            f"chat.messages has {number} messages; it must have 1 to {MAX_CHAT_MESSAGES}.", field="chat.messages"
+            f"messages has {number} messages; it must have 1 to {MAX_CHAT_MESSAGES}.", field="messages"
         )
 
 

@@ -56,7 +56,7 @@ class SamplingParams:
         include_stop: whether the text keeps the matched stop string.
 
     Raises:
-        InvalidRequest: a value has the wrong type; the error names the field as on the wire.
+        InvalidRequest: a value has the wrong type; the error names the field.
     """
 
     temperature: float = option(1.0, "sampling", NUMBER, _FROM_0, FLOAT32)
@@ -87,8 +87,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if (wrong := wrong_type(self, _KINDS)) is not None:
             name, why = wrong
-            field = f"{OPTIONS[name].part}.{name}"
-            raise InvalidRequest(f"{field} is {why}", field=field)
+            raise InvalidRequest(f"{name} is {why}", field=name)
 
     @property
     def constraint(self) -> Constraint | None:
@@ -117,48 +116,46 @@ class SamplingParams:
         """Checks all values for a model of that vocabulary.
 
         Raises:
-            InvalidRequest: a value cannot be served; the error names the first wrong field, as on the wire.
+            InvalidRequest: a value cannot be served; the error names the first wrong field.
         """
         for name, each in OPTIONS.items():
             value = getattr(self, name)
             if each.allowed is not None and value is not None and not each.allowed.has(value):
-                raise _bad(f"{each.part}.{name}", value, each.allowed.words)
+                raise _bad(name, value, each.allowed.words)
         self._validate_bias(vocab_size)
         self._validate_stopping(vocab_size)
         self._validate_constraint()
 
     def _validate_bias(self, vocab_size: int) -> None:
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
-            raise _bad("sampling.logit_bias", f"{len(self.logit_bias)} entries", f"at most {MAX_LOGIT_BIAS}")
+            raise _bad("logit_bias", f"{len(self.logit_bias)} entries", f"at most {MAX_LOGIT_BIAS}")
         for token, bias in self.logit_bias.items():
             if not 0 <= token < vocab_size:
-                raise _bad("sampling.logit_bias", f"token id {token}", f"ids below the vocabulary's {vocab_size}")
+                raise _bad("logit_bias", f"token id {token}", f"ids below the vocabulary's {vocab_size}")
             if not math.isfinite(bias):
-                raise _bad("sampling.logit_bias", bias, "finite values")
+                raise _bad("logit_bias", bias, "finite values")
 
     def _validate_constraint(self) -> None:
         given = [kind for kind in _CONSTRAINTS if getattr(self, kind) is not None]
         for kind in given[1:]:
-            raise _bad(f"sampling.{kind}", f"set beside {given[0]}", "the only one of json_schema, regex and grammar")
+            raise _bad(kind, f"set beside {given[0]}", "the only one of json_schema, regex and grammar")
         for name in ("min_new_tokens", "ignore_eos"):
             if given and getattr(self, name):
-                raise _bad(f"stopping.{name}", getattr(self, name), f"unset beside {given[0]}, which says where to end")
+                raise _bad(name, getattr(self, name), f"unset beside {given[0]}, which says where to end")
 
     def _validate_stopping(self, vocab_size: int) -> None:
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
-            raise _bad(
-                "stopping.min_new_tokens", self.min_new_tokens, f"at most max_new_tokens = {self.max_new_tokens}"
-            )
+            raise _bad("min_new_tokens", self.min_new_tokens, f"at most max_new_tokens = {self.max_new_tokens}")
         if len(self.stop) > MAX_STOP_STRINGS:
-            raise _bad("stopping.stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS}")
+            raise _bad("stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS}")
         for text in self.stop:
             if not text or len(text.encode()) > MAX_STOP_BYTES:
-                raise _bad("stopping.stop", repr(text[:100]), f"1 to {MAX_STOP_BYTES} bytes each", text)
+                raise _bad("stop", repr(text[:100]), f"1 to {MAX_STOP_BYTES} bytes each", text)
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-            raise _bad("stopping.stop_token_ids", f"{len(self.stop_token_ids)} ids", f"at most {MAX_STOP_TOKEN_IDS}")
+            raise _bad("stop_token_ids", f"{len(self.stop_token_ids)} ids", f"at most {MAX_STOP_TOKEN_IDS}")
         for token in self.stop_token_ids:
             if not 0 <= token < vocab_size:
-                raise _bad("stopping.stop_token_ids", token, f"ids below the vocabulary's {vocab_size}")
+                raise _bad("stop_token_ids", token, f"ids below the vocabulary's {vocab_size}")
 
 
 # All options by name, in the order above.

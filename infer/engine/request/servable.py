@@ -28,14 +28,14 @@ def check_servable(request: Request, info: ModelInfo, has_tokenizer: bool) -> No
     params, vocab_size = request.params, info.vocab_size
     params.validate(vocab_size)
     if params.top_k > _MAX_TOP_K:
-        raise InvalidRequest(f"sampling.top_k is {params.top_k}; it must be at most {_MAX_TOP_K}.", "sampling.top_k")
+        raise InvalidRequest(f"top_k is {params.top_k}; it must be at most {_MAX_TOP_K}.", "top_k")
     check_length(len(request.token_ids), info.max_model_len)
     if not request.is_checked:
         checked_prompt(request.token_ids, vocab_size)
     if params.stop and not has_tokenizer:
         raise InvalidRequest(
             "Stop strings need text, and the checkpoint has no tokenizer.json; use stop_token_ids.",
-            field="stopping.stop",
+            field="stop",
         )
 
 

@@ -83,8 +83,8 @@ class PromptReader:
                 "The served checkpoint has no chat template that can be used; send text or token ids."
             ) from error
         except ConfigError as error:
-            raise InvalidRequest(f"chat.messages cannot be served: {error}.", field="chat.messages") from error
-        return await self.of_text(text, special_tokens=False, field="chat.messages")  # the template spells them out
+            raise InvalidRequest(f"messages cannot be served: {error}.", field="messages") from error
+        return await self.of_text(text, special_tokens=False, field="messages")  # the template spells them out
 
     async def of_score(
         self, prompt: str | Sequence[int], continuation: str | Sequence[int], top: int

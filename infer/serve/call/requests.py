@@ -34,9 +34,9 @@ def check_counts(num_biases: int, num_stops: int, num_stop_ids: int, salt: str) 
         InvalidRequest: a list or the salt is too long.
     """
     for field, count, most in (
-        ("sampling.logit_bias", num_biases, MAX_LOGIT_BIAS),
-        ("stopping.stop", num_stops, MAX_STOP_STRINGS),
-        ("stopping.stop_token_ids", num_stop_ids, MAX_STOP_TOKEN_IDS),
+        ("logit_bias", num_biases, MAX_LOGIT_BIAS),
+        ("stop", num_stops, MAX_STOP_STRINGS),
+        ("stop_token_ids", num_stop_ids, MAX_STOP_TOKEN_IDS),
     ):
         if count > most:
             raise InvalidRequest(f"{field} has {count} entries; it must have at most {most}.", field=field)

@@ -44,10 +44,10 @@ def check_response_size(
     answer = (params.n * num_new if at_once else min(num_new, MAX_TOKENS_PER_DELTA)) * per_new
     frame = _FRAME_BYTES + params.n * _SAMPLE_BYTES
     if prompt + frame > MAX_RESPONSE_BYTES:
-        raise _too_large(prompt, "output.prompt_logprobs", "lower it, or shorten the prompt")
+        raise _too_large(prompt, "prompt_logprobs", "lower it, or shorten the prompt")
     if answer + (prompt if at_once else 0) + frame > MAX_RESPONSE_BYTES:
-        how = "lower it, n or output.logprobs" + (", or ask for a stream" if at_once else "")
-        raise _too_large(answer, "stopping.max_new_tokens", how)
+        how = "lower it, n or logprobs" + (", or ask for a stream" if at_once else "")
+        raise _too_large(answer, "max_new_tokens", how)
 
 
 def check_score_size(num_tokens: int, num_top: int, longest_token_bytes: int) -> None:

@@ -14,6 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from ....core.errors import InvalidRequest, Overloaded, TkError, WorkerDied
+from ...client.wire import field_to_wire
 from ..errors import Draining, Loading, text_for_client
 
 ERROR_DOMAIN: Final = "tk.v1"
@@ -50,6 +51,8 @@ _DETAILS: Final[Mapping[type[TkError], Callable[[Any], list[Any]]]] = MappingPro
 def status_of(error: Exception) -> status_pb2.Status:
     """Returns the google.rpc.Status of an error; an error that is no TkError is a defect of the server."""
     name = error.grpc_status if isinstance(error, TkError) else "INTERNAL"
+    if isinstance(error, InvalidRequest):
+        error = error.renamed(field_to_wire(error.field))
     details = next((build(error) for kind, build in _DETAILS.items() if isinstance(error, kind)), [])
     if name == "INTERNAL":
         details = [error_details_pb2.ErrorInfo(reason=type(error).__name__, domain=ERROR_DOMAIN)]

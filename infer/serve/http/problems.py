@@ -27,7 +27,7 @@ _STATUSES: Final[Mapping[str, tuple[int, str]]] = MappingProxyType(
     }
 )
 RETRY_SECONDS: Final = 5  # where nothing is known: a server that a supervisor starts again needs some
-# The names of the wire's fields in OpenAI's dialect, where they differ.
+# The names of the engine's and the wire's fields in OpenAI's dialect, where they differ.
 _PARAMS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "max_new_tokens": "max_tokens",
@@ -36,7 +36,6 @@ _PARAMS: Final[Mapping[str, str]] = MappingProxyType(
         "text": "prompt",
         "tokens": "prompt",
         "chat": "messages",
-        "chat.messages": "messages",
     }
 )
 
@@ -74,15 +73,14 @@ def status_of(error: Exception) -> int:
 def body_of(error: Exception) -> dict[str, Any]:
     """Returns the body of an error; one that is no TkError is a defect of the server, whose text stays in its log."""
     name = error.grpc_status if isinstance(error, TkError) else "INTERNAL"
-    message, param = text_for_client(error), None
+    param = None
     if isinstance(error, InvalidRequest) and error.field:
-        param = _param(error.field)
-        if "." in error.field or "_" in error.field:  # it is no word of the sentence too
-            message = message.replace(error.field, param)
+        param = _PARAMS.get(error.field, error.field)
+        error = error.renamed(param)
     code = f"http_{error.status}" if isinstance(error, HttpProblem) else name.lower()
     if isinstance(error, UnknownModel):
         code = "model_not_found"  # OpenAI's, by which clients choose another model
-    return {"error": {"message": message, "type": _row(error)[1], "param": param, "code": code}}
+    return {"error": {"message": text_for_client(error), "type": _row(error)[1], "param": param, "code": code}}
 
 
 def headers_of(error: Exception) -> Headers:
@@ -109,9 +107,3 @@ def retry_headers(status: int, seconds: float | None = None) -> Headers:
 
 def _row(error: Exception) -> tuple[int, str]:
     return _STATUSES[error.grpc_status if isinstance(error, TkError) else "INTERNAL"]
-
-
-def _param(field: str) -> str:
-    """Returns the field's name in OpenAI's dialect: without the part of the wire's message that it is in."""
-    name = field.removeprefix("sampling.").removeprefix("stopping.").removeprefix("output.")
-    return _PARAMS.get(name, name)

@@ -3,13 +3,13 @@
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass
 from typing import Final
 
 from ....core.errors import InvalidRequest
 from ....proto.open_inference import open_inference_pb2 as oip
 from ...engine.request.request import Request
+from ...engine.request.sampling_params import OPTIONS
 from ..errors import UnknownModel
 from .parameters import read_parameters, read_timeout, unknown_parameter, wrong
 
@@ -32,7 +32,7 @@ class Inference:
         outputs: the names of the answer's tensors.
         is_raw: whether contents are raw, those of the answer too.
         timeout: the seconds that the caller waits, or None.
-        names: the names of the parameters by the names of the wire's fields.
+        names: the names of the parameters by the names of the options.
     """
 
     request: Request
@@ -83,21 +83,15 @@ def named_as_given(names: Mapping[str, str]) -> Iterator[None]:
     """Lets the errors of the body name a field as the caller did.
 
     Args:
-        names: the names of the parameters by the names of the wire's fields.
+        names: the names of the parameters by the names of the options.
     """
     try:
         yield
     except InvalidRequest as error:
-        wire = error.field
-        if "." in wire:
-            field = f"parameters.{names.get(wire, wire.partition('.')[2])}"
-        else:
-            field = {"text": "inputs[0]", "prompt": "inputs[0]", "request_id": "id"}.get(wire, wire)
-        # A name without these is also a word of the sentence.
-        text = str(error).replace(wire, field) if "." in wire or "_" in wire else str(error)
-        renamed = copy(error)  # of the same class, which decides the status
-        renamed.args, renamed.field = (text,), field
-        raise renamed from error
+        field = {"text": "inputs[0]", "prompt": "inputs[0]", "request_id": "id"}.get(error.field, error.field)
+        if error.field in OPTIONS:
+            field = f"parameters.{names.get(error.field, error.field)}"
+        raise error.renamed(field) from error
 
 
 def _text(message: oip.ModelInferRequest) -> str:

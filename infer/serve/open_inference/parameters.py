@@ -38,7 +38,7 @@ def read_parameters(given: Mapping[str, oip.InferParameter]) -> tuple[SamplingPa
     """Reads the parameters of a request.
 
     Returns:
-        The options; and for each field that was set, as errors name it ("stopping.max_new_tokens"), the name of its
+        The options; and for each field that was set, as errors name it, the name of its
         parameter.
 
     Raises:
@@ -56,7 +56,7 @@ def read_parameters(given: Mapping[str, oip.InferParameter]) -> tuple[SamplingPa
         if (other := taken.setdefault("constraint" if option in get_args(Kind) else option, name)) != name:
             raise wrong(f"parameters.{name}", f"set beside {other}", "unset there")
         options[option] = _option(option, name, _value(given[name]))
-        names[f"{OPTIONS[option].part}.{option}"] = name
+        names[option] = name
     return SamplingParams(**options), names
 
 

@@ -174,10 +174,10 @@ def test_no_retry_after_an_event(client: Client, engine: FakeEngine) -> None:
 
 
 def test_errors_come_back_as_they_were_raised(client: Client, engine: FakeEngine) -> None:
-    engine.refusal = InvalidRequest("top_p is 7", field="sampling.top_p")
-    with pytest.raises(InvalidRequest, match="top_p is 7") as invalid:
+    engine.refusal = InvalidRequest("top_p is 7", field="top_p")
+    with pytest.raises(InvalidRequest, match=r": top_p is 7") as invalid:
         client.generate("hi")
-    assert invalid.value.field == "sampling.top_p"
+    assert invalid.value.field == "top_p", "the name of Python's field, not of the wire's"
     engine.refusal = Cancelled("enough")
     with pytest.raises(Cancelled, match="enough"):
         list(client.stream("hi"))

@@ -11,6 +11,8 @@ from tk.infer.client.wire import (
     completion_to_wire,
     event_from_wire,
     event_to_wire,
+    field_from_wire,
+    field_to_wire,
     model_info_from_wire,
     model_info_to_wire,
     params_from_request,
@@ -129,3 +131,19 @@ def test_events_and_reasons_of_a_newer_server() -> None:
     assert event_from_wire(pb.GenerateResponse.FromString(newer)) is None
     result = pb.GenerateResult(choices=[pb.Choice(text="abc", reason=9)])  # type: ignore[arg-type]
     assert completion_from_wire(result).finish_reason is FinishReason.LENGTH
+
+
+def test_fields_have_a_name_on_the_wire() -> None:
+    names = {
+        "top_p": "sampling.top_p",
+        "stop": "stopping.stop",
+        "logprobs": "output.logprobs",
+        "messages[3]": "chat.messages[3]",
+        "cache.salt": "cache.salt",
+        "prompt": "prompt",
+        "": "",
+    }
+    for field, name in names.items():
+        assert field_to_wire(field) == name
+        assert field_from_wire(name) == field
+    assert field_from_wire("sampling.of_a_newer_server") == "sampling.of_a_newer_server"

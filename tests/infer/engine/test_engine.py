@@ -242,9 +242,9 @@ def test_a_passed_deadline_ends_a_request(llm: LLM) -> None:
         ((), {}, "prompt"),
         ((1, 264), {}, "prompt"),
         ((1, -1), {}, "prompt"),
-        ((1,), {"temperature": -1.0}, "sampling.temperature"),
-        ((1,), {"top_k": 2**40}, "sampling.top_k"),
-        ((1,), {"max_new_tokens": 640}, "stopping.max_new_tokens"),
+        ((1,), {"temperature": -1.0}, "temperature"),
+        ((1,), {"top_k": 2**40}, "top_k"),
+        ((1,), {"max_new_tokens": 640}, "max_new_tokens"),
         (tuple([1] * 640), {}, "prompt"),
     ],
 )

@@ -157,7 +157,7 @@ def test_answers_keep_their_constraints(shared: Serving) -> None:
             assert constraint is not None
             with pytest.raises(InvalidRequest, match="cannot be used") as error:
                 client.generate("a list:", wrong)
-            assert error.value.field == constraint.field
+            assert error.value.field == constraint.kind
             with pytest.raises(InvalidRequest, match="cannot be used"):
                 list(client.stream("a list:", wrong))
 

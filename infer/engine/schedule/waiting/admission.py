@@ -127,7 +127,7 @@ class Admission:
             raise PromptTooLong(
                 f"{sample.num_prompt} prompt tokens and {new} new ones are {sample.output.max_tokens}, more than {why} "
                 f"= {longest}. Shorten the prompt or lower max_new_tokens.",
-                field="stopping.max_new_tokens" if sample.num_prompt < longest else "prompt",
+                field="max_new_tokens" if sample.num_prompt < longest else "prompt",
             )
 
     def _check_limits(self, sample: Sample, num_samples: int) -> None:

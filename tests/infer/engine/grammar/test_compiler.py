@@ -143,7 +143,7 @@ def test_json_has_no_free_whitespace_whatever_the_schema_asks_for(byte_level: To
 def test_a_constraint_that_cannot_be_used_is_refused(grammars: Grammars, kind: Kind, text: str, words: str) -> None:
     with pytest.raises(InvalidRequest) as error:
         grammars.compile(Constraint(kind, text))
-    assert error.value.field == f"sampling.{kind}"
+    assert error.value.field == kind
     assert words in str(error.value)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 1000
@@ -176,7 +176,7 @@ def test_a_grammar_that_becomes_too_complex_has_an_error(
     matcher.write_mask(np.zeros(matcher.num_words, np.uint32))
     error = matcher.error
     assert isinstance(error, InvalidRequest)
-    assert error.field == "sampling.regex"
+    assert error.field == "regex"
     assert "too complex" in str(error)
     assert not matcher.is_complete
 
@@ -245,7 +245,7 @@ def test_a_panic_of_the_library_is_a_constraint_that_cannot_be_used(
         patch.setattr(compiler, "_library_text", fail)
         with pytest.raises(InvalidRequest, match="index out of bounds") as refusal:
             grammars.compile(Constraint("regex", "a"))
-    assert refusal.value.field == "sampling.regex"
+    assert refusal.value.field == "regex"
     assert grammars.compile(Constraint("regex", "a")).start(), "the next one is built"
 
 
@@ -253,7 +253,7 @@ def test_without_the_extra_it_says_what_to_install(grammars: Grammars, monkeypat
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(MissingExtra, match=r"pip install 'llguidance>=") as error:
         grammars.compile(Constraint("regex", "a"))
-    assert (error.value.grpc_status, error.value.field) == ("UNIMPLEMENTED", "sampling.regex")
+    assert (error.value.grpc_status, error.value.field) == ("UNIMPLEMENTED", "regex")
 
 
 def test_without_a_tokenizer_there_is_no_text_to_constrain() -> None:

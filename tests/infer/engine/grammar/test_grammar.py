@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import pytest
 
-from tk.infer.engine.grammar.grammar import Constraint, FirstState, Grammar, Kind, Matcher, first_line
+from tk.infer.engine.grammar.grammar import Constraint, FirstState, Grammar, Matcher, first_line
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -65,11 +65,6 @@ class Copied(Script):
 
 def matcher(script: Script, vocab_size: int = 65) -> Matcher:
     return Grammar(CONSTRAINT, cast("LLMatcher", script), vocab_size).start()
-
-
-@pytest.mark.parametrize("kind", ["json_schema", "regex", "grammar"])
-def test_the_field_is_that_of_the_wire(kind: Kind) -> None:
-    assert Constraint(kind, "").field == f"sampling.{kind}"
 
 
 def test_a_mask_has_a_bit_for_every_token() -> None:
@@ -148,7 +143,7 @@ def test_a_sample_is_complete_when_the_grammar_stops_without_an_error() -> None:
 def test_a_grammar_that_cannot_go_on_says_why() -> None:
     error = matcher(Script(message="too many states\n<state>\n a dump of many lines")).error
     assert error is not None
-    assert error.field == "sampling.regex"
+    assert error.field == "regex"
     assert "became too complex in the middle of a sample (too many states)" in str(error)
 
 

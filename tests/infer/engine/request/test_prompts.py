@@ -121,11 +121,11 @@ def test_a_conversation_is_one_prompt() -> None:
 @pytest.mark.parametrize(
     ("messages", "field"),
     [
-        ([], "chat.messages"),
-        ([{"role": "user", "content": "a"}] * 1025, "chat.messages"),
-        ([{"role": "user", "content": "a"}, {"role": "user"}], "chat.messages[1]"),
-        ([{"role": "user", "content": 5}], "chat.messages[0]"),
-        ([{"role": "user", "content": "a", "name": "b"}], "chat.messages[0]"),
+        ([], "messages"),
+        ([{"role": "user", "content": "a"}] * 1025, "messages"),
+        ([{"role": "user", "content": "a"}, {"role": "user"}], "messages[1]"),
+        ([{"role": "user", "content": 5}], "messages[0]"),
+        ([{"role": "user", "content": "a", "name": "b"}], "messages[0]"),
     ],
 )
 def test_messages_that_cannot_be_sent_are_refused(messages: Any, field: str) -> None:

@@ -131,7 +131,7 @@ def test_a_sequence_that_can_never_fit_is_refused() -> None:
     policy = scheduler(num_blocks=8)
     with pytest.raises(PromptTooLong, match=r"30 prompt tokens and 3 new ones are 33.*= 32") as error:
         policy.add([make(0, 30, 3)])
-    assert error.value.field == "stopping.max_new_tokens"
+    assert error.value.field == "max_new_tokens"
     with pytest.raises(PromptTooLong) as error:
         policy.add([make(0, 40, 1)])
     assert error.value.field == "prompt"

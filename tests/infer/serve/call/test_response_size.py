@@ -78,7 +78,7 @@ def test_log_probabilities_of_a_prompt_count_in_a_whole_answer() -> None:
     assert 0.9 * MAX_RESPONSE_BYTES < whole.ByteSize() <= MAX_RESPONSE_BYTES
     with pytest.raises(InvalidRequest) as caught:
         check_response_size(SCORED, entries + 5, 1 << 20, 64, at_once=True)
-    assert caught.value.field == "output.prompt_logprobs"
+    assert caught.value.field == "prompt_logprobs"
 
 
 @pytest.mark.parametrize("longest", [64, 3000])
@@ -90,7 +90,7 @@ def test_log_probabilities_of_a_prompt_have_several_messages_in_a_stream(longest
         assert event_to_wire(event).ByteSize() <= MAX_RESPONSE_BYTES
     with pytest.raises(InvalidRequest) as caught:
         check_response_size(SCORED, 256, 1 << 20, 3200, at_once=False)
-    assert caught.value.field == "output.prompt_logprobs"
+    assert caught.value.field == "prompt_logprobs"
 
 
 def test_unset_new_tokens_are_those_that_the_models_length_leaves() -> None:
@@ -99,7 +99,7 @@ def test_unset_new_tokens_are_those_that_the_models_length_leaves() -> None:
     check_response_size(params, 1 << 20, (1 << 20) + 4000, 64, at_once=True)
     with pytest.raises(InvalidRequest) as caught:
         check_response_size(params, 100, 1 << 20, 64, at_once=True)
-    assert caught.value.field == "stopping.max_new_tokens"
+    assert caught.value.field == "max_new_tokens"
 
 
 def test_a_score_at_the_limit_fits_a_message() -> None:

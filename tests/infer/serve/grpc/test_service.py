@@ -226,10 +226,11 @@ def test_lost_connection_aborts_in_the_engine(server: ServerThread, engine: Fake
 
 
 def test_engine_refusals_are_answered_with_their_details(stub: Any, engine: FakeEngine) -> None:
-    engine.refusal = InvalidRequest("sampling.top_p is 7.", field="sampling.top_p")
+    engine.refusal = InvalidRequest("top_p is 7.", field="top_p")
     error = refused(stub.Generate, pb.GenerateRequest(text="hi"))
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert detail(error, error_details_pb2.BadRequest).field_violations[0].field == "sampling.top_p"
+    assert error.details() == "sampling.top_p is 7."
 
     engine.refusal = Overloaded("The queue is full.", retry_after=2.5)
     error = refused(stub.GenerateOnce, pb.GenerateRequest(text="hi", request_id="again"))

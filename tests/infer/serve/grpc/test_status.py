@@ -39,7 +39,7 @@ def details(error: Exception) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("error", "code", "detail_names"),
     [
-        (core.InvalidRequest("x", field="sampling.n"), "INVALID_ARGUMENT", {"google.rpc.BadRequest"}),
+        (core.InvalidRequest("x", field="n"), "INVALID_ARGUMENT", {"google.rpc.BadRequest"}),
         (core.PromptTooLong("x", field="prompt"), "INVALID_ARGUMENT", {"google.rpc.BadRequest"}),
         (core.Overloaded("x"), "RESOURCE_EXHAUSTED", {"google.rpc.RetryInfo", "google.rpc.QuotaFailure"}),
         (core.WorkerDied("x"), "UNAVAILABLE", set()),
@@ -64,7 +64,7 @@ def test_code_and_details(error: Exception, code: str, detail_names: set[str]) -
 
 
 def test_details_have_the_field_and_the_delay() -> None:
-    bad = details(core.InvalidRequest("too many", field="sampling.n"))["google.rpc.BadRequest"].field_violations[0]
+    bad = details(core.InvalidRequest("too many", field="n"))["google.rpc.BadRequest"].field_violations[0]
     assert (bad.field, bad.description) == ("sampling.n", "too many")
     assert details(core.Overloaded("x", 0.25))["google.rpc.RetryInfo"].retry_delay.ToMilliseconds() == 250
     info = details(ZeroDivisionError("x"))["google.rpc.ErrorInfo"]

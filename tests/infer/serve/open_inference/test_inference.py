@@ -132,30 +132,30 @@ def test_a_version_is_a_training_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wire", "text", "field", "shown"),
+    ("own", "text", "field", "shown"),
     [
-        ("sampling.top_p", "sampling.top_p is 2; lower it.", "parameters.top_p", "parameters.top_p is 2; lower it."),
-        ("stopping.max_new_tokens", "x", "parameters.max_tokens", "x"),
+        ("top_p", "top_p is 2; lower it.", "parameters.top_p", "parameters.top_p is 2; lower it."),
+        ("max_new_tokens", "x", "parameters.max_tokens", "x"),
         ("prompt", "The prompt has no tokens.", "inputs[0]", "The prompt has no tokens."),
         ("request_id", "request_id is '!'.", "id", "id is '!'."),
         ("", "Several fields are wrong.", "", "Several fields are wrong."),
     ],
 )
-def test_errors_name_fields_as_the_caller_does(wire: str, text: str, field: str, shown: str) -> None:
+def test_errors_name_fields_as_the_caller_does(own: str, text: str, field: str, shown: str) -> None:
     with (
         pytest.raises(InvalidRequest) as caught,
-        named_as_given({"stopping.max_new_tokens": "max_tokens"}),
+        named_as_given({"max_new_tokens": "max_tokens"}),
     ):
-        raise InvalidRequest(text, field=wire)
+        raise InvalidRequest(text, field=own)
     assert (caught.value.field, str(caught.value)) == (field, shown)
 
 
 def test_a_renamed_error_keeps_its_status() -> None:
-    missing = MissingExtra("sampling.regex needs the extra structured.", field="sampling.regex")
+    missing = MissingExtra("regex needs the extra structured.", field="regex")
     with pytest.raises(MissingExtra, match=r"parameters\.regex needs") as caught, named_as_given({}):
         raise missing
     assert caught.value.grpc_status == "UNIMPLEMENTED"
-    assert missing.field == "sampling.regex", "it may be raised again"
+    assert missing.field == "regex", "it may be raised again"
 
 
 def test_mutated_messages_are_read_or_refused() -> None:

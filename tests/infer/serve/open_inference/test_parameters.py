@@ -125,7 +125,7 @@ def test_a_parameter_without_a_value_is_refused() -> None:
 
 def test_fields_are_found_under_the_names_that_the_caller_used() -> None:
     _, names = read_parameters({"max_tokens": parameter(3), "top_p": parameter(0.5)})
-    assert names == {"stopping.max_new_tokens": "max_tokens", "sampling.top_p": "top_p"}
+    assert names == {"max_new_tokens": "max_tokens", "top_p": "top_p"}
 
 
 def test_the_timeout_is_in_microseconds() -> None:

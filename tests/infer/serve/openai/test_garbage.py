@@ -25,7 +25,7 @@ from tk.tests.infer.serve.fake_engine import WAIT_SECONDS, FakeEngine, delta, st
 from tk.tests.infer.serve.http.http_server import HttpServerThread
 
 TIMES = 3
-OF_A_CALL = (RequestRecord, EventStream, Request, Request, HttpRequest, HttpConnection)
+OF_A_CALL = (RequestRecord, EventStream, Request, HttpRequest, HttpConnection)
 
 
 class Garbage:
