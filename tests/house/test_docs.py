@@ -94,6 +94,29 @@ def _defined(path: Path) -> set[str]:
     return names
 
 
+def paragraphs(text: str) -> list[str]:
+    """Returns the paragraphs of a page and the items of its lists, without tables, headings and blocks of code."""
+    text = re.sub(r"^\s*```.*?^\s*```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^\s*\|.*$|^#.*$", "", text, flags=re.MULTILINE)
+    return [part.strip() for part in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text) if part.strip()]
+
+
+def test_no_paragraph_is_long(root: Path) -> None:
+    pages = [page for page in DOCUMENTS if page.startswith("docs/") and not page.startswith("docs/benchmarks/")]
+    long = [
+        f"{page}: {len(words)} words: {' '.join(words[:8])}"
+        for page in pages
+        for words in map(str.split, paragraphs((root / page).read_text()))
+        if len(words) >= 240
+    ]
+    assert long == []
+
+
+def test_paragraphs_are_without_tables_headings_and_code() -> None:
+    text = "# Head\nOne\ntwo.\n- three\n  four\n- five\n| a | b |\n```\ncode\n\nmore\n```\n1. six\n\nseven"
+    assert paragraphs(text) == ["One\ntwo.", "- three\n  four", "- five", "1. six", "seven"]
+
+
 def test_nothing_cites_a_page_outside_of_the_repository(root: Path) -> None:
     outside = re.compile(r"\b(WIRE|FORMAT)\.md\b|\bDESIGN\b")
     folders = {path.relative_to(root).parts[0] for path in root.glob("*/") if not path.name.startswith(".")}
