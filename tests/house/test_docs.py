@@ -1,6 +1,7 @@
 """The documents against the code: configuration keys, options, links and examples."""
 
 import ast
+import inspect
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 
 from tk.cli.main import COMMANDS, command_group
 from tk.core.config import load_toml
+from tk.infer.engine.request.sampling_params import OPTIONS, SamplingParams
 from tk.train.config.train_config import TrainConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,6 +94,24 @@ def _defined(path: Path) -> set[str]:
         elif isinstance(node, ast.ClassDef):
             names |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, FUNCTIONS)}
     return names
+
+
+def option_rows() -> list[str]:
+    """Returns the table of sampling options: field of the wire, default, values and meaning."""
+    defaults, text = SamplingParams(), inspect.cleandoc(SamplingParams.__doc__ or "")
+    meanings = dict(re.findall(r"^    (\w+): (.*)$", text, re.MULTILINE))
+    rows = []
+    for name, option in OPTIONS.items():
+        default = getattr(defaults, name)
+        shown = "" if default in (None, (), {}) else f"{default:g}" if default is not False else "false"
+        allowed = "" if option.allowed is None else option.allowed.words
+        rows.append(f"| `{option.part}.{name}` | {shown} | {allowed} | {meanings[name]} |")
+    return rows
+
+
+def test_every_sampling_option_is_documented_as_its_table_has_it(root: Path) -> None:
+    page = (root / "docs" / "wire.md").read_text()
+    assert re.findall(r"^\| `(?:sampling|stopping|output)\..*$", page, re.MULTILINE) == option_rows()
 
 
 def paragraphs(text: str) -> list[str]:
