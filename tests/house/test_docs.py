@@ -96,6 +96,18 @@ def _defined(path: Path) -> set[str]:
     return names
 
 
+def test_files_that_pages_name_exist(root: Path) -> None:
+    rooms = "|".join(path.name for path in sorted(root.glob("[a-z]*/")))
+    named = {
+        (page, path)
+        for page in DOCUMENTS
+        if not page.startswith("docs/benchmarks/") and page != "CHANGELOG.md"
+        for path in re.findall(rf"`((?:{rooms})/[\w./-]*)`", (root / page).read_text())
+    }
+    assert len(named) > 100
+    assert [f"{page}: {path}" for page, path in sorted(named) if not (root / path).exists()] == []
+
+
 def option_rows() -> list[str]:
     """Returns the table of sampling options: field of the wire, default, values and meaning."""
     defaults, text = SamplingParams(), inspect.cleandoc(SamplingParams.__doc__ or "")
