@@ -188,7 +188,7 @@ def serve(
     options = EngineOptions(checkpoint, **{name: value for name, value in values.items() if value is not None})
     options.validate()
     server_options = within_open_files(server_options, options.max_running + options.max_queued, options.tp)
-    doors = _doors(server_options)
+    ports = _ports(server_options)
     threads = threads_per_rank(options.tp, options.threads)
     with closing(WorkerProcesses(options.tp, threads)) as processes:
         from ..infer.engine.engine import Engine  # while the workers import their modules
@@ -203,7 +203,7 @@ def serve(
             switch = stack.enter_context(closing(ModelSwitch(engine, begin_beside)))
 
             def on_ready(address: str) -> None:
-                _show_ready(engine.info.kernels, f"{threads} on each of {options.tp} ranks", address, doors)
+                _show_ready(engine.info.kernels, f"{threads} on each of {options.tp} ranks", address, ports)
                 if run is not None:
                     stack.enter_context(following(StepFollower(run, engine.info.step, switch.reload)))
 
@@ -213,17 +213,17 @@ def serve(
             def on_signal(end: End) -> None:
                 exit_within(last.get(end, LAST_SECONDS), codes.get(end, EXIT_INTERRUPTED))
 
-            end = serve_until_signal(switch, server_options, on_ready, switch, doors, on_signal)
+            end = serve_until_signal(switch, server_options, on_ready, switch, ports, on_signal)
     if end is End.INTERRUPTED:
         raise click.Abort
     click.get_current_context().exit(codes.get(end, EXIT_INTERRUPTED))
 
 
-def _show_ready(kernels: str, threads: str, address: str, doors: "list[HttpPort | MetricsPort]") -> None:
+def _show_ready(kernels: str, threads: str, address: str, ports: "list[HttpPort | MetricsPort]") -> None:
     click.echo(f"{'kernels':<10}{kernels}\n{'threads':<10}{threads}", err=True)
     click.echo(f"ready {address}")
-    for door in (each for each in doors if each.name == "HTTP"):
-        click.echo(f"http {door.address}")
+    for port in (each for each in ports if each.name == "HTTP"):
+        click.echo(f"http {port.address}")
 
 
 def _server_options(values: dict[str, Any]) -> "ServerOptions":
@@ -240,7 +240,7 @@ def _server_options(values: dict[str, Any]) -> "ServerOptions":
     return options
 
 
-def _doors(options: "ServerOptions") -> "list[HttpPort | MetricsPort]":
+def _ports(options: "ServerOptions") -> "list[HttpPort | MetricsPort]":
     """Returns the ports beside that of gRPC.
 
     Raises:
@@ -256,10 +256,10 @@ def _doors(options: "ServerOptions") -> "list[HttpPort | MetricsPort]":
             raise
         name = "--metrics-port" if options.http_port is None else "--http"
         raise ConfigError(f"{name} needs h11: {install_line('http')}.") from error
-    doors: list[HttpPort | MetricsPort] = [] if options.http_port is None else [HttpPort(options)]
+    ports: list[HttpPort | MetricsPort] = [] if options.http_port is None else [HttpPort(options)]
     if options.metrics_port is not None:
-        doors.append(MetricsPort(options))
-    return doors
+        ports.append(MetricsPort(options))
+    return ports
 
 
 def _show(info: "ModelInfo", memory: "MemoryPlan") -> None:

@@ -1,6 +1,7 @@
-"""The interface of an engine that the server uses: `Engine` has it, and so has a fake in the tests."""
+"""The interfaces of an engine that the server uses: `Engine` has it, and so has a fake in the tests."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from ...core.errors import WorkerDied
@@ -12,7 +13,7 @@ from ..engine.request.request import Request
 from ..engine.schedule.books import CacheBooks, EngineLoad, EngineTotals
 
 
-class ServedTokenizer(Encoder, Protocol):
+class TokenizerProtocol(Encoder, Protocol):
     """The part of a tokenizer that the server uses."""
 
     @property
@@ -43,8 +44,14 @@ class ServedBooks(Protocol):
         """Counts blocks and compares the books of the cache."""
 
 
-class ServedEngine(Protocol):
-    """An engine that runs requests on its own thread and reports them by events on that thread."""
+class EngineProtocol(Protocol):
+    """An engine that begins to load the model; it runs requests on its own thread and reports them by events there."""
+
+    def wait_ready(self) -> None:
+        """Returns when the engine can compute; raises TkError if it cannot."""
+
+    def close(self) -> None:
+        """Ends the engine, from any thread; `wait_ready` then raises, if it still waits."""
 
     @property
     def info(self) -> ModelInfo:
@@ -55,7 +62,7 @@ class ServedEngine(Protocol):
         """The grammars of constraints over the model's vocabulary."""
 
     @property
-    def tokenizer(self) -> ServedTokenizer | None:
+    def tokenizer(self) -> TokenizerProtocol | None:
         """The checkpoint's tokenizer, or None if it has none."""
 
     @property
@@ -83,11 +90,11 @@ class ServedEngine(Protocol):
         """Ends the workers at once, from any thread, whatever they compute: live requests fail with WorkerDied."""
 
 
-class LoadingEngine(ServedEngine, Protocol):
-    """An engine that begins to load the model, and that its user closes."""
+class Reloads(Protocol):
+    """Changes the weights that a server answers with; `ModelSwitch` does."""
 
-    def wait_ready(self) -> None:
-        """Returns when the engine can compute; raises TkError if it cannot."""
+    def reload(self, checkpoint: Path) -> ModelInfo:
+        """Serves another checkpoint of the model from now on, and describes it; see `ModelSwitch.reload`."""
 
-    def close(self) -> None:
-        """Ends the engine, from any thread; `wait_ready` then raises, if it still waits."""
+    def end_reloads(self) -> None:
+        """Ends a reload that is under way, and refuses later ones; waits for neither."""

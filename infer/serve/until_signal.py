@@ -6,9 +6,8 @@ import signal
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from .app import Door, Server
-from .engine_protocol import LoadingEngine
-from .operations.reloads import Reloads
+from .app import Port, Server
+from .engine_protocol import EngineProtocol, Reloads
 from .operations.warm_up import warm_up
 from .options import ServerOptions
 
@@ -23,11 +22,11 @@ class End(enum.Enum):
 
 
 def serve_until_signal(
-    engine: LoadingEngine,
+    engine: EngineProtocol,
     options: ServerOptions,
     on_ready: Callable[[str], None],
     reloads: Reloads | None = None,
-    doors: Sequence[Door] = (),
+    ports: Sequence[Port] = (),
     on_signal: Callable[[End], object] = lambda end: None,
 ) -> End:
     """Serves until SIGTERM or Ctrl-C; a second signal ends the draining that the first began, whatever is computed.
@@ -39,7 +38,7 @@ def serve_until_signal(
         options: the options of the server.
         on_ready: is called with HOST:PORT when the server accepts requests.
         reloads: see `Server`.
-        doors: the ports of other protocols.
+        ports: the ports of other protocols.
         on_signal: is called at the first signal and at the second one with the end that it leads to, before anything
             ends: what is under way may hang, as a thread that waits for a disk does, and the process must end in time.
 
@@ -49,13 +48,13 @@ def serve_until_signal(
     """
 
     async def serve() -> End:  # gRPC's server belongs to the running loop
-        return await _serve(Server(engine, options, reloads, doors), engine, on_ready, on_signal)
+        return await _serve(Server(engine, options, reloads, ports), engine, on_ready, on_signal)
 
     return asyncio.run(serve())
 
 
 async def _serve(
-    server: Server, engine: LoadingEngine, on_ready: Callable[[str], None], on_signal: Callable[[End], object]
+    server: Server, engine: EngineProtocol, on_ready: Callable[[str], None], on_signal: Callable[[End], object]
 ) -> End:
     received = list[End]()
     first, second, is_ready = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -98,7 +97,7 @@ async def _serve(
     return End.SECOND_SIGNAL if second.is_set() else End.DRAINED
 
 
-async def _make_ready(engine: LoadingEngine, server: Server) -> None:
+async def _make_ready(engine: EngineProtocol, server: Server) -> None:
     """Waits for the model, lets it answer a request, and then accepts those of others."""
     await asyncio.to_thread(engine.wait_ready)
     await asyncio.to_thread(warm_up, engine)

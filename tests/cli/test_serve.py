@@ -108,11 +108,11 @@ def test_options_reach_the_server_and_the_engine(
         options: ServerOptions,
         ready: Callable[[str], Any],
         reloads: Any,
-        doors: Sequence[Any],
+        ports: Sequence[Any],
         on_signal: Callable[[End], object],
     ) -> End:
         assert engine is reloads
-        assert (list(doors), callable(on_signal)) == ([], True)
+        assert (list(ports), callable(on_signal)) == ([], True)
         assert not engines[0].is_closed
         served.append(options)
         ready("127.0.0.1:7")

@@ -12,10 +12,9 @@ from contextlib import asynccontextmanager
 from ....core.errors import DeadlinePassed
 
 
-def deadline_of(*limits: float | None) -> float | None:
-    """Returns the value of time.monotonic() after the shortest of some seconds from now; None if none is given."""
-    given = [seconds for seconds in limits if seconds is not None]
-    return time.monotonic() + min(given) if given else None
+def deadline_of(seconds: float | None) -> float | None:
+    """Returns the value of time.monotonic() after some seconds from now; None if none are given."""
+    return None if seconds is None else time.monotonic() + seconds
 
 
 @asynccontextmanager

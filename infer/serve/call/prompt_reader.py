@@ -10,7 +10,7 @@ from ....text.template_files import template_sources
 from ....text.tokenizer_files import has_chat_template
 from ...engine.request.prompts import Conversation, check_length
 from ...engine.request.score import split_tokens
-from ..engine_protocol import ServedEngine, ServedTokenizer
+from ..engine_protocol import EngineProtocol, TokenizerProtocol
 from ..errors import NoChatTemplate, NoTokenizer
 from .requests import check_text
 from .response_size import check_score_size
@@ -19,11 +19,11 @@ from .response_size import check_score_size
 class PromptReader:
     """Converts the prompts of requests to token ids; only the event loop's thread uses it."""
 
-    def __init__(self, engine: ServedEngine) -> None:
+    def __init__(self, engine: EngineProtocol) -> None:
         self._engine = engine
 
     @property
-    def tokenizer(self) -> ServedTokenizer:
+    def tokenizer(self) -> TokenizerProtocol:
         """The tokenizer of the served checkpoint.
 
         Raises:
@@ -55,7 +55,7 @@ class PromptReader:
         """
         return await asyncio.to_thread(self._encoded, self.tokenizer, text, special_tokens, field)
 
-    def _encoded(self, tokenizer: ServedTokenizer, text: str, special_tokens: bool, field: str) -> list[int]:
+    def _encoded(self, tokenizer: TokenizerProtocol, text: str, special_tokens: bool, field: str) -> list[int]:
         check_text(text, tokenizer.longest_token_bytes, self._engine.info, field)
         return tokenizer.encode(text, special_tokens=special_tokens)
 

@@ -23,21 +23,14 @@ def made_id() -> str:
     return uuid.uuid4().hex
 
 
-def chosen_id(requested: str) -> str:
-    """Returns the client's id if it gave one, else a new id.
-
-    Raises:
-        InvalidRequest: the client's id is too long or has wrong characters.
-    """
-    if not requested:
-        return made_id()
+def check_id(requested: str) -> None:
+    """Checks a client's id; raises InvalidRequest if it is too long or has wrong characters."""
     if not is_id(requested):
         raise InvalidRequest(
             f"request_id is {requested[:140]!r}; it must be at most 128 of the characters A-Z a-z 0-9 . _ : -",
             field="request_id",
             given=requested,
         )
-    return requested
 
 
 class LiveRequests:

@@ -10,10 +10,10 @@ from typing import Final
 from ....core.errors import InvalidRequest
 from ....proto.v1 import generation_pb2 as pb
 from ....proto.v1 import generation_pb2_grpc as pb_grpc
-from ..call.runner import RequestRunner
+from ..call.call import RequestRunner
+from ..engine_protocol import Reloads
 from ..errors import NotBuilt
 from ..operations.lifecycle import ServerState
-from ..operations.reloads import Reloads
 from .calls import GrpcCall
 
 ADMINISTRATION: Final = pb.DESCRIPTOR.services_by_name["Admin"]

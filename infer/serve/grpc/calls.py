@@ -1,4 +1,4 @@
-"""Calls over gRPC: each is identified once, has one record in the log, and ends with a status."""
+"""Calls over gRPC: each is a `ServerCall` whose messages are checked, and ends with a status."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,46 +11,35 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from ..access.callers import Callers
-from ..access.tokens import GENERATE, Caller
+from ...engine.request.request import Request
+from ...engine.request.streams import EventStream
+from ..access.tokens import GENERATE
+from ..call.call import Frontend, RequestRunner, ServerCall
 from ..call.deadline import deadline_of, ended_by
-from ..call.request_ids import METADATA_KEY, is_id
-from ..call.request_log import RequestLog
+from ..call.request_ids import METADATA_KEY
 from ..metrics.request_record import RequestRecord
 from .messages import INLINE_BYTES, ServeCall, make_handler, only_message, read_message
 from .server import add_methods
 from .status import answered, client_of
 
 
-@dataclass(frozen=True)
-class GrpcCall:
-    """A call of a caller who may make it.
+class GrpcCall(ServerCall):
+    """A call over gRPC.
 
     Attributes:
         context: gRPC's side of the call.
-        caller: the caller.
-        record: what the log says of the call.
-        deadline: the value of time.monotonic() after which the caller no longer waits, or None.
     """
 
-    context: grpc.aio.ServicerContext
-    caller: Caller
-    record: RequestRecord
-    deadline: float | None
+    def __init__(self, frontend: Frontend, record: RequestRecord, context: grpc.aio.ServicerContext) -> None:
+        super().__init__(frontend, record, context.invocation_metadata(), deadline_of(context.time_remaining()))
+        self.context = context
 
-    def run(self, request_id: str = "") -> None:
-        """Notes that the call is for a request to the engine, and the caller's name for it."""
-        self.record.run(self.context.invocation_metadata(), self.deadline)
-        self.record.request_id = request_id if is_id(request_id) else ""
-
-    async def note(self, request_id: str) -> None:
-        """Notes that the engine has accepted the request."""
-        self.record.admit(request_id)
-
-    async def admit(self, request_id: str) -> None:
-        """Sends the caller the id of its request, which the engine has accepted."""
-        self.record.admit(request_id)
-        await self.context.send_initial_metadata(((METADATA_KEY, request_id),))
+    @asynccontextmanager
+    async def run(self, *requests: Request) -> AsyncIterator[list[EventStream]]:
+        """See `ServerCall.run`; the caller gets the id of its request when the engine has accepted it."""
+        async with super().run(*requests) as streams:
+            await self.context.send_initial_metadata(((METADATA_KEY, self.record.request_id),))
+            yield streams
 
 
 @dataclass(frozen=True)
@@ -59,13 +48,13 @@ class GrpcService:
 
     Attributes:
         description: its description.
-        servicer: has a method per call of the service, for one message, or for an iterator over those of a stream, and
-            its GrpcCall.
+        make: makes its servicer, which has a method per call of the service, for one message, or for an iterator over
+            those of a stream, and its GrpcCall.
         role: the role that its callers need.
     """
 
     description: ServiceDescriptor
-    servicer: Any
+    make: Callable[[RequestRunner], Any]
     role: str = GENERATE
 
     @property
@@ -74,52 +63,42 @@ class GrpcService:
         name: str = self.description.full_name
         return name
 
-
-class Calls:
-    """Lets callers make the calls of a service that need its role.
-
-    Args:
-        callers: identifies the callers.
-        log: the log of calls.
-        role: the role that a caller needs.
-    """
-
-    def __init__(self, callers: Callers, log: RequestLog, role: str) -> None:
-        self._callers, self._log, self._role = callers, log, role
-
-    def add_service(self, server: grpc.aio.Server, service: GrpcService) -> None:
-        """Adds a service to a server; its calls get messages that `read_message` has checked."""
+    def add_to(self, server: grpc.aio.Server, frontend: Frontend) -> None:
+        """Adds the service to a server; its calls get messages that `read_message` has checked."""
+        servicer = self.make(frontend.runner)
         handlers = {
-            method.name: make_handler(method, self._served(method, getattr(service.servicer, method.name)))
-            for method in service.description.methods
+            method.name: make_handler(method, self._served(method, getattr(servicer, method.name), frontend))
+            for method in self.description.methods
         }
-        add_methods(server, service.name, handlers)
+        add_methods(server, self.name, handlers)
 
-    def _served(self, method: MethodDescriptor, answer: Callable[[Any, GrpcCall], Awaitable[Any]]) -> ServeCall:
+    def _served(
+        self, method: MethodDescriptor, answer: Callable[[Any, GrpcCall], Awaitable[Any]], frontend: Frontend
+    ) -> ServeCall:
         kind = GetMessageClass(method.input_type)
 
+        @asynccontextmanager
+        async def begun(context: grpc.aio.ServicerContext) -> AsyncIterator[GrpcCall]:
+            """Identifies the caller before a message is read; errors of the body become lines of the log."""
+            async with answered(context):
+                with frontend.log.call(method.name, client_of(context)) as record:
+                    call = GrpcCall(frontend, record, context)
+                    call.identify()
+                    call.caller.require(self.role)
+                    try:
+                        yield call
+                    except grpc.aio.BaseError as error:  # the server or the client has ended the call already
+                        raise asyncio.CancelledError("the call has ended") from error
+
         async def serve_one(raws: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> Any:
-            async with answered(context), self._begun(method.name, context) as call, ended_by(call.deadline):
+            async with begun(context) as call, ended_by(call.deadline):
                 return await answer(await _read(kind, await only_message(context)), call)
 
         async def serve_stream(raws: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> Any:
-            async with answered(context), self._begun(method.name, context) as call:
+            async with begun(context) as call:
                 return await answer((await _read(kind, raw) async for raw in raws), call)
 
         return serve_stream if method.client_streaming else serve_one
-
-    @asynccontextmanager
-    async def _begun(self, method: str, context: grpc.aio.ServicerContext) -> AsyncIterator[GrpcCall]:
-        """Identifies the caller before a message is read; errors of the body become lines of the log."""
-        deadline = deadline_of(context.time_remaining())
-        with self._log.call(method, client_of(context)) as record:
-            caller = self._callers.identify(context.invocation_metadata())
-            record.principal = caller.principal
-            caller.require(self._role)
-            try:
-                yield GrpcCall(context, caller, record, deadline)
-            except grpc.aio.BaseError as error:  # the server or the client has ended the call already
-                raise asyncio.CancelledError("the call has ended") from error
 
 
 async def _read(kind: type[Message], raw: bytes) -> Message:

@@ -7,8 +7,7 @@ import grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE
 
 from ....core.errors import TkError
-from ..access.callers import Callers
-from ..call.request_log import RequestLog
+from ..call.call import Frontend
 from .status import answered, client_of
 
 
@@ -16,13 +15,12 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no an
     """Refuses calls, before their messages are read, of callers that are unknown.
 
     Args:
-        callers: identifies the callers.
-        log: the log of calls.
-        services: the full names of the services that identify their callers themselves (see `Calls`).
+        frontend: identifies the callers, and has the log.
+        services: the full names of the services that identify their callers themselves (see `GrpcService`).
     """
 
-    def __init__(self, callers: Callers, log: RequestLog, services: Sequence[str]) -> None:
-        self._callers, self._log = callers, log
+    def __init__(self, frontend: Frontend, services: Sequence[str]) -> None:
+        self._frontend = frontend
         self._others = tuple(f"/{service}/" for service in (HEALTH_SERVICE, *services))
 
     async def intercept_service(
@@ -32,7 +30,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no an
         handler = await continuation(details)
         if handler is None or not details.method.startswith(self._others):  # None: no such method
             try:
-                self._callers.identify(details.invocation_metadata)
+                self._frontend.callers.identify(details.invocation_metadata)
             except TkError as error:
                 return self._refusal(details.method, error)
         return handler
@@ -43,7 +41,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no an
         async def refuse(messages: object, context: grpc.aio.ServicerContext) -> None:
             try:
                 async with answered(context):
-                    with self._log.call(self._log.known(method.rpartition("/")[2]), client_of(context)):
+                    log = self._frontend.log
+                    with log.call(log.known(method.rpartition("/")[2]), client_of(context)):
                         raise error
             finally:
                 error.__traceback__ = None  # it has this frame, which has the error: only a search would find them

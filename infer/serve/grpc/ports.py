@@ -2,21 +2,20 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Final
 
 import grpc
 
-from ..access.callers import Callers
 from ..access.tokens import ADMIN
-from ..call.request_log import RequestLog
+from ..call.call import Frontend
 from ..call.response_size import MAX_RESPONSE_BYTES
 from ..options import ServerOptions, not_ours
-from .calls import Calls, GrpcService
+from .calls import GrpcService
 from .credentials import server_credentials
 from .guard import Guard
 from .health import HEALTH_SERVICE, Health
-from .reflection import add_reflection
+from .reflection import add_reflection, known_names
 from .server import make_grpc_server
 
 # Seconds for calls other than requests (health watchers, reflection) to end by themselves when no request is live.
@@ -55,46 +54,46 @@ class GrpcPorts:
         options: the options of the server.
         services: the services; those of the role admin are on the port of Admin, if there is one.
         health: the health, which every port answers.
-        callers: identifies the callers.
-        log: the log of calls.
 
     Attributes:
-        health_address: HOST:PORT of the port for health alone, from `open` on; "" if the options have none.
+        address: HOST:PORT of the port of calls, from `open` on.
+        health_address: that of the port for health alone; "" if the options have none.
     """
 
-    def __init__(
-        self, options: ServerOptions, services: Sequence[GrpcService], health: Health, callers: Callers, log: RequestLog
-    ) -> None:
+    def __init__(self, options: ServerOptions, services: Sequence[GrpcService], health: Health) -> None:
         self._options, self._services, self._health = options, services, health
-        self._callers, self._log = callers, log
         self._servers: list[grpc.aio.Server] = []
-        self.health_address = ""
+        self.address = self.health_address = ""
 
-    async def open(self) -> str:
-        """Starts to listen, and returns HOST:PORT of the port of calls.
+    @property
+    def names(self) -> Set[str]:
+        """The names of calls and fields of the services; see `Port`."""
+        return known_names(service.description for service in self._services)
 
-        Raises:
-            ConfigError: an address is in use or not available.
-        """
+    async def open(self, frontend: Frontend) -> None:
+        """Starts to listen; see `Port`."""
         options = self._options
         apart = [each for each in self._services if options.admin_port is not None and each.role == ADMIN]
-        address = await self._listen(options.port, [each for each in self._services if each not in apart])
-        _LOG.info("listening on %s", address)
+        others = [each for each in self._services if each not in apart]
+        self.address = await self._listen(options.port, frontend, others)
+        _LOG.info("listening on %s", self.address)
         if options.admin_port is not None:
-            _LOG.info("admin on %s", await self._listen(options.admin_port, apart))
+            _LOG.info("admin on %s", await self._listen(options.admin_port, frontend, apart))
         if options.health_port is not None:
-            self.health_address = await self._listen(options.health_port)
+            self.health_address = await self._listen(options.health_port, frontend)
             _LOG.info("health, without encryption, on %s", self.health_address)
-        return address
+
+    def drain(self) -> None:
+        """Does nothing: connections stay, and calls on them are refused by the runner."""
 
     async def stop(self) -> None:
         """Closes the ports, when calls other than requests have had a moment to end by themselves."""
         await asyncio.gather(*(server.stop(STOP_GRACE) for server in self._servers))
 
-    async def _listen(self, port: int, services: Sequence[GrpcService] = ()) -> str:
+    async def _listen(self, port: int, frontend: Frontend, services: Sequence[GrpcService] = ()) -> str:
         """Lets services and reflection, or health alone, listen on a port of the options' host; returns HOST:PORT."""
         names = [service.name for service in services]
-        guards = [Guard(self._callers, self._log, names)] if services else []
+        guards = [Guard(frontend, names)] if services else []
         most = ("grpc.max_allowed_incoming_connections", self._options.max_connections)
         server = make_grpc_server(guards, (*_CHANNEL_OPTIONS, most))
         self._servers.append(server)
@@ -102,7 +101,7 @@ class GrpcPorts:
         if services:
             add_reflection(server, (*names, HEALTH_SERVICE))
         for service in services:
-            Calls(self._callers, self._log, service.role).add_service(server, service)
+            service.add_to(server, frontend)
         address, certificates = self._options.address_of(port), self._options.certificates
         try:
             if certificates is None or not services:

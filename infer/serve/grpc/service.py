@@ -1,7 +1,6 @@
 """The service tk.v1.Generation: it converts messages, and lets the runner carry the requests out."""
 
 import asyncio
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
@@ -10,14 +9,11 @@ from typing import Final, TypeVar
 from ....proto.v1 import generation_pb2 as pb
 from ....proto.v1 import generation_pb2_grpc as pb_grpc
 from ...client.wire import completion_to_wire, event_to_wire, model_info_to_wire, score_to_wire
-from ...engine.request.completion import Completion, CompletionBuilder
-from ...engine.request.request import Request
 from ...engine.request.score import score_request
 from ...engine.request.streams import EventStream
-from ..call.request_log import RequestLog
+from ..call.call import RequestRunner, converted
 from ..call.requests import check_top
 from ..call.response_size import check_text_size
-from ..call.runner import RequestRunner
 from .calls import GrpcCall
 from .from_messages import asked_request, prompt_of, score_sides
 
@@ -32,40 +28,32 @@ class GenerationService(pb_grpc.GenerationServicer):
 
     Args:
         runner: runs the requests of the server.
-        log: the log of requests.
     """
 
-    def __init__(self, runner: RequestRunner, log: RequestLog) -> None:
-        self._runner, self._log = runner, log
+    def __init__(self, runner: RequestRunner) -> None:
+        self._runner = runner
 
     async def Generate(self, request: pb.GenerateRequest, call: GrpcCall) -> None:
         """Streams the events of one request; proto/v1/generation.proto documents this call and those below."""
-        async with self._running(request, call) as stream:
+        async with self._running(request, call) as [stream]:
             async for event in stream:
                 call.record.see(event)
                 await call.context.write(event_to_wire(event))
 
     async def GenerateOnce(self, request: pb.GenerateRequest, call: GrpcCall) -> pb.GenerateResult:
-        async with self._running(request, call, at_once=True) as stream:
-            return await _converted(completion_to_wire, await _completion(stream, call))
+        async with self._running(request, call, at_once=True) as [stream]:
+            return await converted(completion_to_wire, await call.completion(stream))
 
     async def Score(self, request: pb.ScoreRequest, call: GrpcCall) -> pb.ScoreResponse:
-        call.run()
+        call.expect()
         self._runner.lifecycle.check_loaded()
         check_top(request.top)
         prompt, continuation = score_sides(request)
-        self._log.describe(call.record, prompt)
+        call.describe(prompt)
         scored = score_request(*await self._runner.prompts.of_score(prompt, continuation, request.top), request.top)
-        call.record.terms.params, call.record.terms.operation = scored.params, "score"
-        asked = Request(
-            scored.prompt,
-            scored.params,
-            logprobs_from=scored.logprobs_from,
-            deadline=call.deadline,
-            at_once=True,
-        )
-        async with self._runner.run(asked, call.caller, call.admit) as stream:
-            return await _converted(partial(score_to_wire, top=request.top), await _completion(stream, call))
+        call.record.terms.operation = "score"
+        async with call.run(replace(scored, at_once=True)) as [stream]:
+            return await converted(partial(score_to_wire, top=request.top), await call.completion(stream))
 
     async def Tokenize(self, request: pb.TokenizeRequest, call: GrpcCall) -> pb.TokenIds:
         self._runner.lifecycle.check_loaded()
@@ -85,28 +73,10 @@ class GenerationService(pb_grpc.GenerationServicer):
 
     def _running(
         self, request: pb.GenerateRequest, call: GrpcCall, at_once: bool = False
-    ) -> AbstractAsyncContextManager[EventStream]:
+    ) -> AbstractAsyncContextManager[list[EventStream]]:
         """Returns the context in which a request runs; its value has the events."""
-        call.run(request.request_id)
+        call.expect(request.request_id)
         self._runner.lifecycle.check_loaded()
         prompt = prompt_of(request)
-        self._log.describe(call.record, prompt)
-        asked = replace(asked_request(request, prompt), deadline=call.deadline, at_once=at_once)
-        call.record.terms.params = asked.params
-        return self._runner.run(asked, call.caller, call.admit)
-
-
-async def _completion(stream: EventStream, call: GrpcCall) -> Completion:
-    builder = CompletionBuilder()
-    async for event in stream:
-        call.record.see(event)
-        builder.add(event)
-    return builder.completion()
-
-
-async def _converted(convert: Callable[[Completion], M], completion: Completion) -> M:
-    """Converts a completion to its message, beside the event loop if it has many log-probabilities."""
-    entries = len(completion.prompt_logprobs) + sum(len(choice.logprobs) for choice in completion.choices)
-    if entries <= INLINE_LOGPROBS:
-        return convert(completion)
-    return await asyncio.to_thread(convert, completion)
+        call.describe(prompt)
+        return call.run(replace(asked_request(request, prompt), at_once=at_once))

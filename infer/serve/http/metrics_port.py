@@ -1,18 +1,17 @@
 """The port of metrics, for Prometheus: HTTP with all limits of the HTTP port, without tokens and encryption."""
 
 import asyncio
+from dataclasses import replace
 from typing import Final
 
 from ..access.callers import Callers
-from ..call.request_log import RequestLog
-from ..call.runner import RequestRunner
+from ..call.call import Frontend, ServerCall
 from ..metrics.exposition import MetricsCollector
-from ..metrics.statistics import RequestStatistics
 from ..options import ServerOptions
 from .listener import Listener
 from .messages import HttpRequest, Reply
 from .origins import OriginRules
-from .router import HttpCall, HttpRoute, HttpRouter
+from .router import HttpRoute, HttpRouter
 
 PATH: Final = "/metrics"
 MAX_CONNECTIONS: Final = 64
@@ -29,18 +28,16 @@ class MetricsPort(Listener):
         most = min(MAX_CONNECTIONS, options.max_connections)
         super().__init__("metrics", options.metrics_host, options.metrics_port or 0, most)
 
-    async def open(
-        self, runner: RequestRunner, callers: Callers, log: RequestLog, statistics: RequestStatistics
-    ) -> None:
-        """Starts to listen; see `Door.open`."""
-        route = metrics_route(MetricsCollector(runner.engine, statistics), None)
-        await self.listen(HttpRouter({PATH: route}, Callers(), OriginRules(), log), log)
+    async def open(self, frontend: Frontend) -> None:
+        """Starts to listen; see `Port`."""
+        route = metrics_route(MetricsCollector(frontend.runner.engine, frontend.statistics), None)
+        await self.listen(HttpRouter({PATH: route}, replace(frontend, callers=Callers()), OriginRules()), frontend.log)
 
 
 def metrics_route(metrics: MetricsCollector, role: str | None) -> HttpRoute:
     """Returns the route of metrics for callers of a role; None = for all."""
 
-    async def answer(request: HttpRequest, call: HttpCall, reply: Reply) -> None:
+    async def answer(request: HttpRequest, call: ServerCall, reply: Reply) -> None:
         body, media_type = await asyncio.to_thread(metrics.exposed, request.header("accept"))
         await reply.whole(200, media_type, body)
 

@@ -6,10 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ....core.errors import TkError
-from ..access.callers import Callers
-from ..access.tokens import GENERATE, Caller
-from ..call.request_log import RequestLog
-from ..metrics.request_record import RequestRecord
+from ..access.tokens import GENERATE
+from ..call.call import Frontend, ServerCall
 from .messages import JSON, HttpRequest, Reply, dumped, event_of
 from .origins import OriginRules
 from .problems import HttpProblem, body_of, headers_of, status_of
@@ -19,15 +17,7 @@ _METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "O
 _LOG: Final = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class HttpCall:
-    """A call of a caller who may make it, and what the log says of it."""
-
-    caller: Caller
-    record: RequestRecord
-
-
-Handler = Callable[[HttpRequest, HttpCall, Reply], Awaitable[None]]
+Handler = Callable[[HttpRequest, ServerCall, Reply], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -50,15 +40,12 @@ class HttpRouter:
 
     Args:
         routes: the routes by path; but for "/" itself, one that ends with "/" has all paths below it.
-        callers: identifies the callers by their tokens.
+        frontend: identifies the callers, and has the log.
         origins: says where requests may come from.
-        log: the log of calls.
     """
 
-    def __init__(
-        self, routes: Mapping[str, HttpRoute], callers: Callers, origins: OriginRules, log: RequestLog
-    ) -> None:
-        self._routes, self._callers, self._origins, self._log = dict(routes), callers, origins, log
+    def __init__(self, routes: Mapping[str, HttpRoute], frontend: Frontend, origins: OriginRules) -> None:
+        self._routes, self._frontend, self._origins = dict(routes), frontend, origins
 
     async def __call__(self, request: HttpRequest, reply: Reply) -> None:
         name = self._name_of(request.path)
@@ -66,9 +53,10 @@ class HttpRouter:
             request, call=f"{request.method if request.method in _METHODS else 'OTHER'} {name or UNKNOWN}"
         )
         try:
-            with self._log.call(request.call, request.client, request.id) as record:
-                handler, caller = self._admitted(request, self._routes.get(name), record)
-                await handler(request, HttpCall(caller, record), reply)
+            with self._frontend.log.call(request.call, request.client, request.id) as record:
+                call = ServerCall(self._frontend, record, request.headers)
+                handler = self._admitted(request, self._routes.get(name), call)
+                await handler(request, call, reply)
         except (ConnectionError, TimeoutError):  # of the connection: no one reads an answer
             raise
         except Exception as error:
@@ -76,17 +64,15 @@ class HttpRouter:
                 _LOG.exception("a request failed by a fault of the server")
             await _send_problem(error, reply)
 
-    def _admitted(self, request: HttpRequest, route: HttpRoute | None, record: RequestRecord) -> tuple[Handler, Caller]:
-        """Returns the handler of a request, which may have it, and the caller, whose name the record gets."""
+    def _admitted(self, request: HttpRequest, route: HttpRoute | None, call: ServerCall) -> Handler:
+        """Returns the handler of a request, which may have it."""
         self._origins.check(request)
-        caller = Caller()
         if route is None or route.role is not None:
-            caller = self._callers.identify(request.headers)
-            record.principal = caller.principal
+            call.identify()
         if route is None:
             raise HttpProblem(f"There is nothing at {request.path[:200]}.", 404)
         if route.role is not None:
-            caller.require(route.role)
+            call.caller.require(route.role)
         methods = ("GET", "HEAD") if route.method == "GET" else (route.method,)
         if request.method not in methods:
             raise HttpProblem(f"{request.path} takes {route.method} only.", 405, [("allow", ", ".join(methods))])
@@ -95,7 +81,7 @@ class HttpRouter:
         # Pages of other sites can make a browser send any type but this one.
         if route.method == "POST" and request.header("content-type").partition(";")[0].strip().lower() != JSON:
             raise HttpProblem(f"The content-type must be {JSON}.", 415)
-        return route.handler, caller
+        return route.handler
 
     def _name_of(self, path: str) -> str:
         """Returns the name of a path's route; "" if there is none."""

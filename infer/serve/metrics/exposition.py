@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 
 from ...engine.schedule.books import EngineLoad, EngineTotals
-from ..engine_protocol import ServedEngine
+from ..engine_protocol import EngineProtocol
 from .statistics import LatencyHistogram, RequestStatistics
 
 PREFIX: Final = "tk_"
@@ -176,7 +176,7 @@ class MetricsCollector:
         statistics: the statistics of its requests.
     """
 
-    def __init__(self, engine: ServedEngine, statistics: RequestStatistics) -> None:
+    def __init__(self, engine: EngineProtocol, statistics: RequestStatistics) -> None:
         self._engine, self._statistics = engine, statistics
 
     def collect(self) -> Iterator[Metric]:

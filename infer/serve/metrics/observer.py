@@ -27,6 +27,9 @@ class Observer:
     def end(self, record: RequestRecord) -> None:
         """Observes the end of a call that was to run a request, whatever that end is; on the event loop's thread."""
 
+    def close(self) -> None:
+        """Ends what the observer does in the background, within a second."""
+
 
 class Observers(Observer):
     """Several observers; the first is the nearest to the reader of the events."""
@@ -46,3 +49,7 @@ class Observers(Observer):
     def end(self, record: RequestRecord) -> None:
         for observer in self._observers:
             observer.end(record)
+
+    def close(self) -> None:
+        for observer in self._observers:
+            observer.close()

@@ -3,18 +3,16 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from .... import __version__
 from ....core.errors import TkError
 from ....proto.open_inference import open_inference_pb2 as oip
-from ...engine.request.completion import CompletionBuilder
 from ...engine.request.streams import EventStream
-from ..call.deadline import deadline_of, ended_by
-from ..call.request_log import RequestLog
+from ..call.call import RequestRunner, ServerCall
+from ..call.deadline import ended_by
 from ..call.requests import check_model
-from ..call.runner import RequestRunner
 from ..errors import text_for_client
 from ..grpc.calls import GrpcCall
 from ..grpc.messages import INLINE_BYTES
@@ -23,17 +21,8 @@ from .answers import StreamedAnswer, metadata_of, whole_answer
 from .inference import Inference, check_version, named_as_given, read_inference
 
 OPEN_INFERENCE: Final = oip.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-OnAdmitted = Callable[[str], Awaitable[None]]
 # The requests of one stream that run at a time; the next one is read when one of them has ended.
 MAX_AT_ONCE: Final = 16
-
-
-@dataclass(frozen=True)
-class _RunningInference:
-    """A request that runs: what was asked, and its events."""
-
-    inference: Inference
-    events: EventStream
 
 
 class OpenInferenceService:
@@ -41,11 +30,10 @@ class OpenInferenceService:
 
     Args:
         runner: runs the requests of the server.
-        log: the log of requests.
     """
 
-    def __init__(self, runner: RequestRunner, log: RequestLog) -> None:
-        self._runner, self._log = runner, log
+    def __init__(self, runner: RequestRunner) -> None:
+        self._runner = runner
 
     @property
     def _is_ready(self) -> bool:
@@ -71,12 +59,8 @@ class OpenInferenceService:
         return metadata_of(self._runner.engine.info)
 
     async def ModelInfer(self, request: oip.ModelInferRequest, call: GrpcCall) -> oip.ModelInferResponse:
-        async with self._running(request, call, call.admit, at_once=True) as run:
-            builder = CompletionBuilder()
-            async for event in run.events:
-                call.record.see(event)
-                builder.add(event)
-            return whole_answer(run.inference, builder.completion(), self._runner.engine.info.name)
+        async with self._running(request, call, at_once=True) as (inference, events):
+            return whole_answer(inference, await call.completion(events), self._runner.engine.info.name)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[oip.ModelInferRequest], call: GrpcCall) -> None:
         writing, live = asyncio.Lock(), set[asyncio.Task[None]]()
@@ -105,13 +89,11 @@ class OpenInferenceService:
     ) -> None:
         """Sends the answer to one request of a stream, or its error: the others go on. The log has a line for each."""
         try:
-            with self._log.call(call.record.method, call.record.client) as record:
-                record.principal = call.caller.principal
-                one = replace(call, record=record)
-                async with self._running(request, one, one.note) as run:
-                    answer = StreamedAnswer(run.inference, self._runner.engine.info.name)
-                    async for event in run.events:
-                        record.see(event)
+            with call.part() as part:
+                async with self._running(request, part) as (inference, events):
+                    answer = StreamedAnswer(inference, self._runner.engine.info.name)
+                    async for event in events:
+                        part.record.see(event)
                         if (piece := answer.piece(event)) is not None:
                             await send(oip.ModelStreamInferResponse(infer_response=piece))
         except TkError as error:
@@ -121,30 +103,28 @@ class OpenInferenceService:
 
     @asynccontextmanager
     async def _running(
-        self, message: oip.ModelInferRequest, call: GrpcCall, on_admitted: OnAdmitted, at_once: bool = False
-    ) -> AsyncIterator[_RunningInference]:
-        """Runs a request while the body runs.
+        self, message: oip.ModelInferRequest, call: ServerCall, at_once: bool = False
+    ) -> AsyncIterator[tuple[Inference, EventStream]]:
+        """Runs a request while the body runs; yields what was asked, and its events.
 
         Args:
             message: the request.
             call: the call, or the part of a stream's call that is for this request.
-            on_admitted: is called with the request's id when the engine has accepted it.
             at_once: whether the whole answer is one message.
 
         Raises:
             TkError: the request is refused, or ended by an error.
         """
-        call.run(message.id)
+        call.expect(message.id)
         self._runner.lifecycle.check_loaded()
         inference, info = await _read(message), self._runner.engine.info
-        self._log.describe(call.record, inference.request.prompt)
+        call.describe(inference.request.prompt)
         check_version(inference.version, info.step)
-        deadline = call.record.terms.deadline = deadline_of(call.context.time_remaining(), inference.timeout)
+        call.end_within(inference.timeout)
         with named_as_given(inference.names):
-            asked = replace(inference.request, deadline=deadline, at_once=at_once)
-            call.record.terms.params = asked.params
-            async with ended_by(deadline), self._runner.run(asked, call.caller, on_admitted) as stream:
-                yield _RunningInference(inference, stream)
+            asked = replace(inference.request, at_once=at_once)
+            async with ended_by(call.deadline), call.run(asked) as [events]:
+                yield inference, events
 
     def _check_model(self, request: oip.ModelReadyRequest | oip.ModelMetadataRequest) -> None:
         info = self._runner.engine.info

@@ -3,19 +3,17 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from ...engine.request.completion import Completion, CompletionBuilder
 from ...engine.request.events import Delta, Finished, PromptLogprobs, Started, Usage
-from ..call.deadline import deadline_of, ended_by
+from ..call.call import INLINE_LOGPROBS, ServerCall
+from ..call.deadline import ended_by
 from ..call.request_ids import METADATA_KEY
-from ..grpc.service import INLINE_LOGPROBS
 from ..http.json_body import parsed
 from ..http.messages import EVENTS, JSON, LAST_EVENT, HttpRequest, Reply, dumped, event_of
 from ..http.problems import HttpProblem
-from ..http.router import HttpCall
 from .asked import AskedCompletion, Read
 from .choices import Dialect, reason_of, usage_of
 from .served import Numbered, ServedModel, running_all
@@ -36,16 +34,15 @@ class Completions:
     def __init__(self, model: ServedModel, read: Read, dialect: Dialect) -> None:
         self._model, self._read, self._dialect = model, read, dialect
 
-    async def __call__(self, request: HttpRequest, call: HttpCall, reply: Reply) -> None:
-        model, record, request_id = self._model, call.record, request.header(METADATA_KEY) or request.id
-        record.run(request.headers, None)
-        deadline = record.terms.deadline = _deadline(request)
-        async with ended_by(deadline):
+    async def __call__(self, request: HttpRequest, call: ServerCall, reply: Reply) -> None:
+        call.expect()
+        call.end_within(_timeout(request))
+        request_id = request.header(METADATA_KEY) or request.id
+        async with ended_by(call.deadline):
             asked = await parsed(request.body, lambda body: self._read(body, request_id))
-            model.log.describe(record, *(each.prompt for each in asked.requests))
-            requests = [replace(each, deadline=deadline) for each in asked.requests]
-            async with running_all(model, requests, call) as events:
-                answer = _Answer(self._dialect, asked, model, request.id, await anext(events))
+            call.describe(*(each.prompt for each in asked.requests))
+            async with running_all(asked.requests, call) as events:
+                answer = _Answer(self._dialect, asked, self._model, request.id, await anext(events))
                 finish = await (answer.stream if asked.is_streamed else answer.whole)(events, reply)
         await finish()  # a client that takes its time is not late
 
@@ -141,8 +138,8 @@ class _Answer:
         return chunk | {"usage": None} if self._asked.has_usage else chunk
 
 
-def _deadline(request: HttpRequest) -> float | None:
-    """Returns the time at which the caller stops waiting, as a value of time.monotonic(), or None."""
+def _timeout(request: HttpRequest) -> float | None:
+    """Returns the seconds that the caller waits, or None."""
     given = request.header(TIMEOUT_HEADER)
     if not given:
         return None
@@ -152,4 +149,4 @@ def _deadline(request: HttpRequest) -> float | None:
         seconds = -1.0
     if not 0 < seconds < 1e6:
         raise HttpProblem(f"The header {TIMEOUT_HEADER} is {given[:40]!r}; it must be a number of seconds.", 400)
-    return deadline_of(seconds)
+    return seconds

@@ -2,14 +2,11 @@
 
 from typing import Final
 
-from ..access.callers import Callers
-from ..call.request_log import RequestLog
-from ..call.runner import RequestRunner
+from ..call.call import Frontend
 from ..http.listener import Listener
 from ..http.origins import rules_of
 from ..http.router import HttpRouter
 from ..metrics.exposition import MetricsCollector
-from ..metrics.statistics import RequestStatistics
 from ..options import ServerOptions
 from .routes import routes_of
 from .served import ServedModel
@@ -37,19 +34,8 @@ class HttpPort(Listener):
         super().__init__("HTTP", options.host, options.http_port or 0, options.max_connections, options.certificates)
         self._origins = rules_of(options)
 
-    async def open(
-        self, runner: RequestRunner, callers: Callers, log: RequestLog, statistics: RequestStatistics
-    ) -> None:
-        """Starts to listen.
-
-        Args:
-            runner: runs the requests.
-            callers: identifies the callers by their tokens.
-            log: the log of calls.
-            statistics: counts the requests of all protocols, for the metrics.
-
-        Raises:
-            ConfigError: the address is in use or not available.
-        """
-        routes = routes_of(ServedModel(runner, log), MetricsCollector(runner.engine, statistics))
-        await self.listen(HttpRouter(routes, callers, self._origins, log), log)
+    async def open(self, frontend: Frontend) -> None:
+        """Starts to listen; see `Port`."""
+        runner = frontend.runner
+        routes = routes_of(ServedModel(runner), MetricsCollector(runner.engine, frontend.statistics))
+        await self.listen(HttpRouter(routes, frontend, self._origins), frontend.log)

@@ -2,15 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 from ...engine.request.events import ModelInfo, SentEvent
 from ...engine.request.request import Request
 from ...engine.request.streams import EventStream
 from ...engine.schedule.books import EngineLoad
-from ..call.request_log import RequestLog
-from ..call.runner import RequestRunner
-from ..http.router import HttpCall
+from ..call.call import RequestRunner, ServerCall
 from ..metrics.request_record import RequestRecord
 from ..operations.lifecycle import ServerState
 
@@ -22,14 +20,10 @@ class ServedModel:
 
     Args:
         runner: runs the requests of the server.
-        log: the log of calls.
-
-    Attributes:
-        log: the log of calls.
     """
 
-    def __init__(self, runner: RequestRunner, log: RequestLog) -> None:
-        self._runner, self.log = runner, log
+    def __init__(self, runner: RequestRunner) -> None:
+        self._runner = runner
 
     @property
     def info(self) -> ModelInfo:
@@ -59,38 +53,15 @@ class ServedModel:
         """The seconds until a server that takes no requests may take some again, if it knows."""
         return self._runner.lifecycle.retry_after
 
-    def running(self, asked: Request, call: HttpCall) -> AbstractAsyncContextManager[EventStream]:
-        """Returns the context in which a request runs in the engine; its value has the request's events.
-
-        Raises:
-            TkError: here, or when the context is entered: the request is refused.
-        """
-        record = call.record
-        record.terms.params = asked.params
-
-        async def admit(request_id: str) -> None:
-            """Sends nothing: the head of an answer is sent with its first event, which has the id."""
-            record.request_id = record.request_id or request_id
-
-        return self._runner.run(asked, call.caller, admit)
-
 
 @asynccontextmanager
-async def running_all(
-    model: ServedModel,
-    requests: Sequence[Request],
-    call: HttpCall,
-) -> AsyncIterator[AsyncIterator[Numbered]]:
-    """Runs requests while the body runs, and yields their events with the number of each event's request.
-
-    The record of the call is of all its requests: none has been admitted until all have.
+async def running_all(requests: Sequence[Request], call: ServerCall) -> AsyncIterator[AsyncIterator[Numbered]]:
+    """Runs the requests of a call while the body runs, and yields their events with the number of each event's request.
 
     Raises:
         TkError: a request is refused; those before it end.
     """
-    async with AsyncExitStack() as stack:
-        streams = [await stack.enter_async_context(model.running(request, call)) for request in requests]
-        call.record.admit(call.record.request_id)
+    async with call.run(*requests) as streams:
         if len(streams) == 1:
             yield _seen(_numbered(streams[0]), call.record)
             return

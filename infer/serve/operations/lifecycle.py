@@ -74,12 +74,12 @@ class Lifecycle:
     def set_loaded(self) -> None:
         """Records that requests can be answered from now on."""
         self._is_loaded = True
-        self.report()
+        self._on_change(self.state)
 
     def set_draining(self) -> None:
         """Records that no new requests are taken from now on."""
         self._is_draining = True
-        self.report()
+        self._on_change(self.state)
 
     def set_death(self, error: WorkerDied | None) -> None:
         """Records that workers are dead, for good or, with `retry_after`, until they have started; or that they stall.
@@ -88,8 +88,4 @@ class Lifecycle:
             error: the reason; None = they compute.
         """
         self._death = error
-        self.report()
-
-    def report(self) -> None:
-        """Reports the state; all changes do so by themselves, but nothing has reported the first state."""
         self._on_change(self.state)

@@ -11,7 +11,7 @@ from ....core.errors import StorageError, TkError, WorkerDied
 from ...engine.grammar.compiler import Grammars
 from ...engine.request.events import Event, ModelInfo
 from ...engine.request.request import Request
-from ..engine_protocol import LoadingEngine, ServedTokenizer
+from ..engine_protocol import EngineProtocol, TokenizerProtocol
 from ..errors import CannotReload, Draining
 from .switched_books import SwitchedBooks
 from .warm_up import warm_up
@@ -19,7 +19,7 @@ from .warm_up import warm_up
 _LOG: Final = logging.getLogger(__name__)
 
 
-class SwitchableEngine(LoadingEngine, Protocol):
+class SwitchableEngine(EngineProtocol, Protocol):
     """An engine that another one can replace."""
 
     @property
@@ -69,7 +69,7 @@ class ModelSwitch(Generic[E]):
         return self._current.grammars
 
     @property
-    def tokenizer(self) -> ServedTokenizer | None:
+    def tokenizer(self) -> TokenizerProtocol | None:
         """The tokenizer, which is that of every step; None if the checkpoint has none."""
         return self._current.tokenizer
 
@@ -78,7 +78,7 @@ class ModelSwitch(Generic[E]):
         self._current.wait_ready()
 
     def submit(self, request: Request, on_event: Callable[[Event], None]) -> None:
-        """Submits a request to the current engine; see `ServedEngine`."""
+        """Submits a request to the current engine; see `EngineProtocol`."""
         with self._changed:  # an engine retires only between two submissions
             self._current.submit(request, on_event)
 
@@ -87,11 +87,11 @@ class ModelSwitch(Generic[E]):
         return any(engine.abort(request_id, principal) for engine in self._engines())
 
     def after_events(self, callback: Callable[[], object]) -> None:
-        """Registers a callback for the thread of every engine; see `ServedEngine`."""
+        """Registers a callback for the thread of every engine; see `EngineProtocol`."""
         self._after_events.append(callback)
 
     def watch(self, callback: Callable[[WorkerDied | None], None]) -> None:
-        """Registers a callback for deaths of the current engine's workers, and their end; see `ServedEngine`."""
+        """Registers a callback for deaths of the current engine's workers, and their end; see `EngineProtocol`."""
         with self._changed:
             self._watchers.append(callback)
             if self._death is not None:
@@ -140,7 +140,7 @@ class ModelSwitch(Generic[E]):
             loading.kill()
 
     def kill(self) -> None:
-        """Ends the workers of all engines at once; see `ServedEngine`."""
+        """Ends the workers of all engines at once; see `EngineProtocol`."""
         for engine in self._engines():
             engine.kill()
         self.end_reloads()

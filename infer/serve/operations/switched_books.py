@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 
 from ...engine.schedule.books import CacheBooks, EngineLoad, EngineTotals
-from ..engine_protocol import ServedEngine
+from ..engine_protocol import EngineProtocol
 
 
 class SwitchedBooks:
@@ -17,7 +17,7 @@ class SwitchedBooks:
         lock: guards them; `add_ended` is called under it, when an engine leaves them.
     """
 
-    def __init__(self, engines: Callable[[], Sequence[ServedEngine]], lock: AbstractContextManager[object]) -> None:
+    def __init__(self, engines: Callable[[], Sequence[EngineProtocol]], lock: AbstractContextManager[object]) -> None:
         self._engines, self._lock = engines, lock
         self._ended = EngineTotals()
 

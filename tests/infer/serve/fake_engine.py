@@ -24,7 +24,7 @@ from tk.infer.engine.request.events import (
 from tk.infer.engine.request.request import Request
 from tk.infer.engine.schedule.books import CacheBooks, EngineLoad, EngineTotals
 from tk.infer.serve.app import Server
-from tk.infer.serve.engine_protocol import ServedEngine
+from tk.infer.serve.engine_protocol import EngineProtocol
 from tk.infer.serve.http.metrics_port import MetricsPort
 from tk.infer.serve.options import ServerOptions
 from tk.text.tokenizer import Tokenizer
@@ -147,6 +147,9 @@ class FakeEngine:
     def num_live(self) -> int:
         return len(self._sinks)
 
+    def wait_ready(self) -> None:
+        """Returns at once: there is no model."""
+
     def submit(self, request: Request, on_event: Callable[[Event], None]) -> None:
         with self._changed:
             self.requests.append(request)
@@ -237,7 +240,7 @@ class ServerThread:
 
     def __init__(
         self,
-        engine: ServedEngine,
+        engine: EngineProtocol,
         is_loaded: bool = True,
         loop: asyncio.AbstractEventLoop | None = None,
         **options: Any,
@@ -262,10 +265,10 @@ class ServerThread:
         self._thread.join(WAIT_SECONDS)
         self._loop.close()
 
-    async def _make(self, engine: ServedEngine, options: ServerOptions) -> Server:
-        return Server(engine, options, doors=self._doors(options))
+    async def _make(self, engine: EngineProtocol, options: ServerOptions) -> Server:
+        return Server(engine, options, ports=self._ports(options))
 
-    def _doors(self, options: ServerOptions) -> list[Any]:
+    def _ports(self, options: ServerOptions) -> list[Any]:
         """The ports beside that of gRPC."""
         self.metrics = None if options.metrics_port is None else MetricsPort(options)
         return [] if self.metrics is None else [self.metrics]

@@ -16,9 +16,10 @@ from tk.infer.engine.engine import Engine
 from tk.infer.engine.options import EngineOptions
 from tk.infer.engine.worker.processes import WorkerProcesses
 from tk.infer.engine.worker.step_watch import StepWatch
+from tk.infer.serve.access.callers import Callers
 from tk.infer.serve.access.tokens import Caller
+from tk.infer.serve.call.call import Frontend, RequestRunner
 from tk.infer.serve.call.request_log import RequestLog
-from tk.infer.serve.call.runner import RequestRunner
 from tk.infer.serve.grpc.calls import GrpcCall
 from tk.infer.serve.grpc.service import GenerationService
 from tk.infer.serve.metrics.observer import Observers
@@ -75,6 +76,9 @@ class Context:
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return ()
 
+    def time_remaining(self) -> None:
+        """Returns no time: there is no deadline."""
+
     async def send_initial_metadata(self, metadata: object) -> None:
         """Sends nothing."""
 
@@ -86,7 +90,7 @@ class Context:
 
 async def generate(
     service: GenerationService,
-    log: RequestLog,
+    frontend: Frontend,
     workers: SteppedWorkers,
     length: int,
     callers: int,
@@ -105,9 +109,10 @@ async def generate(
     ]
 
     async def call(number: int) -> None:
-        with log.call("Generate") as record:
-            caller = Caller(f"caller-{number % callers}")
-            await service.Generate(requests[number], GrpcCall(cast(Any, contexts[number]), caller, record, None))
+        with frontend.log.call("Generate") as record:
+            call = GrpcCall(frontend, record, cast(Any, contexts[number]))
+            call.caller = Caller(f"caller-{number % callers}")
+            await service.Generate(requests[number], call)
 
     await asyncio.gather(*(call(number) for number in range(STREAMS)))
     assert [context.num_tokens for context in contexts] == [length] * STREAMS
@@ -142,15 +147,16 @@ def test_a_token_takes_few_calls(
 
     async def serve() -> list[Counter[str]]:
         switch = ModelSwitch(engine, lambda running, checkpoint: None)
-        lifecycle, observer = Lifecycle(), Observers([RequestStatistics()])
+        lifecycle, statistics = Lifecycle(), RequestStatistics()
         lifecycle.set_loaded()
+        observer = Observers([statistics])
         runner = RequestRunner(switch, lifecycle, observer=observer)
-        log = RequestLog(observer=observer)
-        service = GenerationService(runner, log)
+        frontend = Frontend(Callers(), RequestLog(observer=observer), runner, statistics)
+        service = GenerationService(runner)
         found = []
         for length in (FEW, MANY):
             before = counter.calls.copy()
-            await generate(service, log, made[0], length, callers, output)
+            await generate(service, frontend, made[0], length, callers, output)
             found.append(counter.calls - before)
         return found
 

@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Final
 
+from ...call.call import ServerCall
 from ...http.messages import Headers, HttpRequest, Reply
-from ...http.router import HttpCall, HttpRoute
+from ...http.router import HttpRoute
 
 FILES: Final = (
     ("/", "index.html", "text/html; charset=utf-8"),
@@ -33,7 +34,7 @@ def page_routes() -> dict[str, HttpRoute]:
 
 
 def _route(content: bytes, media_type: str) -> HttpRoute:
-    async def send(request: HttpRequest, call: HttpCall, reply: Reply) -> None:
+    async def send(request: HttpRequest, call: ServerCall, reply: Reply) -> None:
         await reply.whole(200, media_type, content, HEADERS)
 
     return HttpRoute(send, role=None)

@@ -10,7 +10,7 @@ from tk.infer.engine.request.events import Delta, Finished, SentEvent, Started
 from tk.infer.engine.request.request import Request
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.serve.access.tokens import Caller
-from tk.infer.serve.call.runner import RequestRunner
+from tk.infer.serve.call.call import RequestRunner
 from tk.infer.serve.errors import Draining, DuplicateRequest, Loading
 from tk.infer.serve.metrics.statistics import RequestStatistics
 from tk.infer.serve.operations.lifecycle import Lifecycle
@@ -20,7 +20,7 @@ ALICE = Caller("alice", weight=3.0)
 
 
 def asked(**options: Any) -> Request:
-    fields: dict[str, Any] = {"prompt": "hi", "params": SamplingParams()}
+    fields: dict[str, Any] = {"prompt": "hi", "params": SamplingParams(), "request_id": "any"}
     return Request(**fields | options)
 
 
@@ -32,11 +32,9 @@ class Visit:
         self.runner = RequestRunner(engine, self.lifecycle, default_max_new_tokens=9)
         self.admitted: list[str] = []
 
-    async def admit(self, request_id: str) -> None:
-        self.admitted.append(request_id)
-
     async def events(self, request: Request) -> list[SentEvent]:
-        async with self.runner.run(request, ALICE, self.admit) as stream:
+        async with self.runner.run(request, ALICE) as stream:
+            self.admitted.append(request.request_id)
             return [event async for event in stream]
 
     async def refusal(self, request: Request, kind: type[TkError]) -> None:
@@ -87,11 +85,11 @@ def test_who_leaves_and_what_an_operator_ends_ends_in_the_engine(engine: FakeEng
     async def run() -> None:
         visit = Visit(engine)
         visit.lifecycle.set_loaded()
-        async with visit.runner.run(asked(request_id="left"), ALICE, visit.admit) as stream:
+        async with visit.runner.run(asked(request_id="left"), ALICE) as stream:
             assert isinstance(await anext(stream), Started)
             await visit.refusal(asked(request_id="left"), DuplicateRequest)
             assert not visit.runner.abort("left", "bob")
-        async with visit.runner.run(asked(request_id="ended"), ALICE, visit.admit) as stream:
+        async with visit.runner.run(asked(request_id="ended"), ALICE) as stream:
             assert visit.runner.abort("ended", "alice")
             with pytest.raises(Cancelled):
                 async for _ in stream:

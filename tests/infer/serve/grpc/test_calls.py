@@ -1,86 +1,54 @@
-"""Every call, whatever its protocol: its caller is identified once, and the log has one record of it."""
+"""A call over gRPC that ends while it is answered."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any
+import asyncio
+import logging
+from typing import Any, cast
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tk.infer.serve.access.callers import Callers
-from tk.infer.serve.metrics.request_record import RequestRecord
-from tk.proto.v1 import generation_pb2 as pb
-from tk.proto.v1.generation_pb2_grpc import AdminStub, GenerationStub
-from tk.tests.infer.serve.fake_engine import WAIT_SECONDS, FakeEngine
-from tk.tests.infer.serve.http.http_server import HttpServerThread
-from tk.tests.infer.serve.open_inference.conftest import Calls as OpenInferenceCalls
-from tk.tests.infer.serve.open_inference.conftest import asking
+from tk.infer.serve.call.call import Frontend, RequestRunner
+from tk.infer.serve.call.request_log import RequestLog
+from tk.infer.serve.grpc.calls import GrpcCall, GrpcService
+from tk.infer.serve.grpc.service import GENERATION
+from tk.infer.serve.metrics.statistics import RequestStatistics
+from tk.infer.serve.operations.lifecycle import Lifecycle
+from tk.tests.infer.serve.fake_engine import FakeEngine
 
 
-@pytest.fixture
-def served(engine: FakeEngine) -> Iterator[tuple[HttpServerThread, grpc.Channel]]:
-    server = HttpServerThread(engine, http_port=0)
-    with grpc.insecure_channel(server.target) as channel:
-        yield server, channel
-    server.close()
+class LeftCall:
+    """A call whose client has left when it is answered."""
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+    def time_remaining(self) -> None:
+        """Returns no time: there is no deadline."""
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:5"
+
+    async def read(self) -> bytes:
+        return b""
 
 
-@pytest.fixture
-def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    counts = Counter[str]()
-    for kind, name in ((Callers, "identify"), (RequestRecord, "__init__")):
-        real = getattr(kind, name)
-
-        def counted(*arguments: Any, _real: Any = real, _name: str = name, **options: Any) -> Any:
-            counts[_name] += 1
-            return _real(*arguments, **options)
-
-        monkeypatch.setattr(kind, name, counted)
-    return counts
-
-
-def failed(call: Any) -> grpc.StatusCode:
-    with pytest.raises(grpc.RpcError) as caught:
-        call()
-    code: grpc.StatusCode = caught.value.code()
-    return code
-
-
-def test_a_call_has_one_record_and_its_caller_is_identified_once(
-    served: tuple[HttpServerThread, grpc.Channel], counts: Counter[str]
+def test_a_message_that_cannot_be_sent_ends_a_request_as_cancelled(
+    engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server, channel = served
-    stub, admin, open_inference = GenerationStub(channel), AdminStub(channel), OpenInferenceCalls(channel)
-    hi, wait = pb.GenerateRequest(text="hi"), {"timeout": WAIT_SECONDS}
-    body = {"messages": [{"role": "user", "content": "hi"}]}
-    calls: dict[str, Callable[[], Any]] = {
-        "Generate": lambda: list(stub.Generate(hi, **wait)),
-        "GenerateOnce": lambda: stub.GenerateOnce(hi, **wait),
-        "a refused request": lambda: failed(lambda: stub.GenerateOnce(pb.GenerateRequest(), **wait)),
-        "Tokenize": lambda: stub.Tokenize(pb.TokenizeRequest(text="hi"), **wait),
-        "GetLoad": lambda: admin.GetLoad(pb.GetLoadRequest(), **wait),
-        "a refused call": lambda: failed(lambda: admin.Abort(pb.AbortRequest(), **wait)),
-        "ModelInfer": lambda: open_inference.ModelInfer(asking("hi"), **wait),
-        "HTTP, completions": lambda: server.ask("/v1/completions", {"prompt": "hi"}),
-        "HTTP, refused": lambda: server.ask("/v1/chat/completions", body | {"temperature": -1}),
-        "HTTP, models": lambda: server.ask("/v1/models"),
-    }
-    for name, call in calls.items():
-        counts.clear()
-        call()
-        assert counts == {"identify": 1, "__init__": 1}, name
+    caplog.set_level(logging.INFO, logger="tk")
 
+    async def answer(message: Any, call: GrpcCall) -> None:
+        call.expect("mine")
+        raise grpc.aio.InternalError("Failed execute_batch")
 
-def test_a_stream_of_requests_has_a_record_for_each(
-    served: tuple[HttpServerThread, grpc.Channel], counts: Counter[str]
-) -> None:
-    calls = OpenInferenceCalls(served[1])
-    list(calls.ModelStreamInfer(iter([asking("a"), asking("b")]), timeout=WAIT_SECONDS))
-    assert counts == {"identify": 1, "__init__": 3}, "the stream itself has one too, and a line if it is refused"
+    async def run() -> None:
+        frontend = Frontend(Callers(), RequestLog(), RequestRunner(engine, Lifecycle()), RequestStatistics())
+        service = GrpcService(GENERATION, lambda runner: None)
+        method = GENERATION.methods_by_name["GenerateOnce"]
+        await service._served(method, answer, frontend)(cast(Any, None), cast(Any, LeftCall()))
 
-
-def test_health_needs_no_caller(served: tuple[HttpServerThread, grpc.Channel], counts: Counter[str]) -> None:
-    request = health_pb2.HealthCheckRequest(service="")
-    health_pb2_grpc.HealthStub(served[1]).Check(request, timeout=WAIT_SECONDS)
-    assert counts == {}
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(run())
+    [line] = [vars(record)["fields"] for record in caplog.records]
+    assert (line["status"], line["request_id"], line["client"]) == ("CANCELLED", "mine", "127.0.0.1:5")

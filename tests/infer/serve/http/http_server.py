@@ -14,15 +14,15 @@ from tk.tests.infer.serve.fake_engine import WAIT_SECONDS, ServerThread
 class HttpServerThread(ServerThread):
     """A Server with both ports."""
 
-    door: HttpPort
+    http: HttpPort
 
-    def _doors(self, options: ServerOptions) -> list[Any]:
-        self.door = HttpPort(options)
-        return [self.door, *super()._doors(options)]
+    def _ports(self, options: ServerOptions) -> list[Any]:
+        self.http = HttpPort(options)
+        return [self.http, *super()._ports(options)]
 
     @property
     def http_port(self) -> int:
-        return int(self.door.address.rpartition(":")[2])
+        return int(self.http.address.rpartition(":")[2])
 
     def ask(self, path: str, body: Any = None, headers: Mapping[str, str] | None = None, method: str = "") -> "Answer":
         """One request on a connection of its own; a body that is not bytes is sent as JSON."""

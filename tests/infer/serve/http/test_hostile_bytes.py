@@ -214,7 +214,7 @@ def test_slow_connections_fill_the_server_for_a_moment_only(
     engine: FakeEngine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(still.door, "most_connections", NUM_SLOW)
+    monkeypatch.setattr(still.http, "most_connections", NUM_SLOW)
     with still.connect() as one_more:
         assert read_to_end(one_more).startswith(b"HTTP/1.1 503")
     loop.run_clock(50.0)

@@ -11,7 +11,7 @@ HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 def test_the_number_of_connections_is_bounded(server: HttpServerThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server.door, "most_connections", 2)
+    monkeypatch.setattr(server.http, "most_connections", 2)
     held = [server.connect(HEALTH) for _ in range(2)]
     for connection in held:
         read_until(connection, b"}")

@@ -9,10 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tk.core.errors import ConfigError
-from tk.infer.serve.access.callers import Callers
-from tk.infer.serve.call.request_log import RequestLog
 from tk.infer.serve.http.metrics_port import MAX_CONNECTIONS, MetricsPort
-from tk.infer.serve.metrics.statistics import RequestStatistics
 from tk.infer.serve.options import ServerOptions
 from tk.tests.infer.serve.fake_engine import WAIT_SECONDS, FakeEngine, ServerThread
 from tk.tests.infer.serve.hostile import connection, wait_until
@@ -43,9 +40,8 @@ def test_an_address_in_use_is_an_error(server: ServerThread, engine: FakeEngine)
     assert server.metrics is not None
     number = int(server.metrics.address.rpartition(":")[2])
     second = MetricsPort(ServerOptions(metrics_port=number))
-    runner = server.server._runner
     with pytest.raises(ConfigError, match=rf"{number}.*in use"):
-        server.run(second.open(runner, Callers(), RequestLog(), RequestStatistics()))
+        server.run(second.open(server.server._frontend))
 
 
 def test_half_requests_take_no_threads_and_a_bounded_number_of_connections(server: ServerThread) -> None:

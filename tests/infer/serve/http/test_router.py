@@ -90,7 +90,7 @@ def test_every_call_has_one_line_and_refusals_are_counted_once(
         ids.append(id_of(read_to_end(large)))
     with server.connect(b"secret words\r\n\r\n") as strange:
         ids.append(id_of(read_to_end(strange)))
-    monkeypatch.setattr(server.door, "most_connections", 0)
+    monkeypatch.setattr(server.http, "most_connections", 0)
     with server.connect() as third:
         ids.append(id_of(read_to_end(third)))
     monkeypatch.undo()

@@ -38,7 +38,6 @@ def test_state_health_and_refusal(
 ) -> None:
     health = Health()
     lifecycle = Lifecycle(health.show)
-    lifecycle.report()
     for step in steps:
         match step:
             case "loaded":
