@@ -12,8 +12,7 @@ from .connection_options import connection_options, take_credentials
 
 if TYPE_CHECKING:
     from ..infer.client.credentials import Credentials
-    from ..infer.client.load_test.driver import Observation
-    from ..infer.client.load_test.workload import Workload
+    from ..infer.client.load_test import Observation, Workload
 
 _RANGE: Final = re.compile(r"(\d+)(?:-(\d+))?")
 
@@ -60,8 +59,8 @@ def serve(address: str, rate: float | None, concurrency: int | None, **options: 
     the next request. Refused requests are counted, not repeated. The token for a server that needs one is read from the
     environment variable TK_TOKEN.
     """
-    from ..infer.client.load_test.report import Targets, draw, summary, table
-    from ..infer.client.load_test.workload import Workload
+    from ..infer.client.load_report import Targets, draw, summary, table
+    from ..infer.client.load_test import Workload
 
     if rate is not None and concurrency is not None:
         raise click.UsageError("--rate and --concurrency exclude each other: one decides when a request is sent.")
@@ -84,7 +83,7 @@ async def _run(
     address: str, credentials: "Credentials", workload: "Workload", rate: float | None, concurrency: int
 ) -> "list[Observation]":
     from ..infer.client.async_client import AsyncClient
-    from ..infer.client.load_test.driver import LoadTest
+    from ..infer.client.load_test import LoadTest
 
     async with AsyncClient(address, max_attempts=1, credentials=credentials) as client:
         info = await client.model_info()

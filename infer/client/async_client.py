@@ -1,9 +1,8 @@
 """`Client` for asyncio: the same methods with `await` and `async for`, any number of them at a time."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
-from types import TracebackType
 from typing import Any, Self, overload
 
 import grpc
@@ -108,9 +107,7 @@ class AsyncClient(ServerConnection):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def _call(self, method: Any, request: Any) -> Any:
@@ -122,16 +119,20 @@ class AsyncClient(ServerConnection):
                 await asyncio.sleep(self._pause(error, attempts))
 
     async def _all(self, method: Any, requests: Sequence[Any], convert: Callable[[Any], T]) -> list[T]:
-        """Returns the converted answers to several calls, in order; if one fails, the others end."""
         gate = asyncio.Semaphore(MAX_IN_FLIGHT)
 
         async def answer(request: Any) -> T:
             async with gate:
                 return convert(await self._call(method, request))
 
-        tasks = [asyncio.ensure_future(answer(request)) for request in requests]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
+        return await gather(answer(request) for request in requests)
+
+
+async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Returns the results of coroutines that run together, in order; if one fails, the others end."""
+    tasks = [asyncio.ensure_future(each) for each in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

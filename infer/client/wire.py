@@ -198,8 +198,7 @@ def score_to_wire(completion: Completion, top: int) -> pb.ScoreResponse:
         completion: the completed request.
         top: the number of alternatives of each token to keep.
     """
-    places = score_places(completion)
-    score = score_of(completion, completion.usage.prompt_tokens + 1 - len(places))
+    score, places = score_of(completion), score_places(completion)
     kept = (replace(place, top=place.top[:top]) for place in places)
     return pb.ScoreResponse(
         logprobs=_logprobs_to_wire(kept),

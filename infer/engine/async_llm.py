@@ -4,9 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, overload
 
 from ...core.errors import Cancelled, ConfigError
@@ -16,10 +14,10 @@ from .engine import Engine
 from .options import EngineOptions
 from .request.completion import Completion, CompletionBuilder
 from .request.events import Delta, ModelInfo
-from .request.prompts import GivenPrompt, GivenPrompts, as_prompt, as_prompts, is_one_prompt
+from .request.prompts import GivenPrompt, GivenPrompts, as_prompts, is_one_prompt
 from .request.request import CacheOptions, Request, as_request, as_requests, tokenized
 from .request.sampling_params import SamplingParams
-from .request.score import Score, score_of, score_request, split_tokens
+from .request.score import Score, score_of, score_requests
 from .request.servable import with_grammar
 from .request.streams import EventStream, Wakeups
 
@@ -127,11 +125,8 @@ class AsyncLLM:
 
     async def score_pairs(self, pairs: Iterable[tuple[GivenPrompt, GivenPrompt]]) -> list[Score]:
         """Returns the score of each pair of a prompt and its continuation, in order; see `LLM.score_pairs`."""
-        split_pair = partial(split_tokens, self.engine.tokenizer)
-        given = [(as_prompt(prompt), as_prompt(after)) for prompt, after in pairs]
-        split = await asyncio.to_thread(lambda: [split_pair(prompt, after) for prompt, after in given])
-        completions = await self._complete([score_request(prompt, after) for prompt, after in split])
-        return [score_of(completion, len(prompt)) for completion, (prompt, _) in zip(completions, split, strict=True)]
+        requests = await asyncio.to_thread(score_requests, self.engine.tokenizer, list(pairs))
+        return [score_of(completion) for completion in await self._complete(requests)]
 
     async def close(self) -> None:
         """Ends live requests with Cancelled, and the workers; a second call does nothing."""
@@ -144,9 +139,7 @@ class AsyncLLM:
     async def __aenter__(self) -> Self:
         return await self.start()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     def _prepared(self, request: Request) -> Request:

@@ -3,7 +3,6 @@
 import queue
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, overload
 
 from ...core.given_paths import as_path
@@ -12,10 +11,10 @@ from .engine import Engine
 from .options import EngineOptions
 from .request.completion import Completion, CompletionBuilder
 from .request.events import Delta, Done, Event, Failed, ModelInfo
-from .request.prompts import GivenPrompt, GivenPrompts, as_prompt, as_prompts, is_one_prompt
+from .request.prompts import GivenPrompt, GivenPrompts, as_prompts, is_one_prompt
 from .request.request import CacheOptions, Request, as_request, as_requests, tokenized
 from .request.sampling_params import SamplingParams
-from .request.score import Score, score_of, score_request, split_tokens
+from .request.score import Score, score_of, score_requests
 
 
 class LLM:
@@ -118,10 +117,8 @@ class LLM:
         Raises:
             TkError: see `score`.
         """
-        tokenizer = self.engine.tokenizer
-        split = [split_tokens(tokenizer, as_prompt(prompt), as_prompt(after)) for prompt, after in pairs]
-        completions = self._complete([score_request(prompt, after) for prompt, after in split])
-        return [score_of(completion, len(prompt)) for completion, (prompt, _) in zip(completions, split, strict=True)]
+        completions = self._complete(score_requests(self.engine.tokenizer, pairs))
+        return [score_of(completion) for completion in completions]
 
     def close(self) -> None:
         """Ends the workers; a second call does nothing."""
@@ -130,9 +127,7 @@ class LLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _complete(self, requests: Sequence[Request]) -> list[Completion]:

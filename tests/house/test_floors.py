@@ -38,6 +38,7 @@ FLOORS: dict[str, dict[str, int]] = {
         "client": 4,
         "async_client": 5,
         "load_test": 6,
+        "load_report": 7,
     },
     "infer/engine": {
         "grammar": 0,

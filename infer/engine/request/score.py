@@ -5,14 +5,14 @@ bias makes the last token the only possible new one, so a score needs no more ro
 """
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from ....core.errors import InvalidRequest
 from .completion import Completion
 from .events import TokenLogprob
-from .prompts import Conversation, Encoder, Prompt, prompt_tokens
+from .prompts import Conversation, Encoder, GivenPrompt, Prompt, as_prompt, prompt_tokens
 from .request import Request
 from .sampling_params import SamplingParams
 
@@ -95,14 +95,15 @@ def score_request(prompt: Sequence[int], continuation: Sequence[int], top: int =
     return Request(tokens[:-1], params, uuid.uuid4().hex, logprobs_from=len(prompt))
 
 
-def score_of(completion: Completion, prompt_tokens: int) -> Score:
-    """Returns the score from the completion of `score_request`.
+def score_requests(tokenizer: Encoder | None, pairs: Iterable[tuple[GivenPrompt, GivenPrompt]]) -> list[Request]:
+    """Returns the request of each pair of a prompt and its continuation; see `split_tokens`."""
+    return [score_request(*split_tokens(tokenizer, as_prompt(prompt), as_prompt(after))) for prompt, after in pairs]
 
-    Args:
-        completion: the completed request.
-        prompt_tokens: the number of tokens of the prompt of the score.
-    """
-    return score_of_places(score_places(completion), prompt_tokens)
+
+def score_of(completion: Completion) -> Score:
+    """Returns the score from the completion of `score_request`, whose prompt has all tokens but the last."""
+    places = score_places(completion)
+    return score_of_places(places, completion.usage.prompt_tokens + 1 - len(places))
 
 
 def score_of_places(places: Sequence[TokenLogprob], prompt_tokens: int) -> Score:

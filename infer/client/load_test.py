@@ -1,19 +1,81 @@
-"""The run of a load test: it sends the requests and notes when their tokens come."""
+"""A load test of a server: requests at a given rate or a given number at a time, as their callers see them."""
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import pairwise
+from typing import Final
 
-from ....core.errors import TkError
-from ...engine.request.events import Delta
-from ...engine.request.sampling_params import SamplingParams
-from ..async_client import AsyncClient
-from .workload import Workload
+from ...core.errors import ConfigError, TkError
+from ..engine.request.sampling_params import SamplingParams
+from .async_client import AsyncClient, gather
 
-OK = "OK"
+FIRST_ID: Final = 3  # lower ids are special tokens in most vocabularies
+OK: Final = "OK"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The requests: prompts of random tokens, each of its own length, continued to a given number of tokens.
+
+    Attributes:
+        num_requests: the number of requests.
+        prompt_tokens: the least and the largest number of tokens of a prompt.
+        new_tokens: the least and the largest number of tokens of an answer.
+        shared_prefix: the number of tokens with which every prompt begins, as with one system prompt.
+        temperature: the temperature of sampling.
+        seed: the seed of lengths, tokens and times; the same one gives the same requests.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+
+    _: KW_ONLY
+    num_requests: int
+    prompt_tokens: tuple[int, int]
+    new_tokens: tuple[int, int]
+    shared_prefix: int = 0
+    temperature: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("prompt_tokens", "new_tokens"):
+            least, most = getattr(self, name)
+            if not 1 <= least <= most:
+                raise ConfigError(f"{name} is {least} to {most}; write N, or N-M with 1 <= N <= M.")
+        if self.num_requests < 1:
+            raise ConfigError(f"num_requests is {self.num_requests}; it must be 1 or more.")
+        if not 0 <= self.shared_prefix < self.prompt_tokens[0]:
+            raise ConfigError(
+                f"shared_prefix is {self.shared_prefix}; it must be less than the shortest prompt, "
+                f"{self.prompt_tokens[0]} tokens."
+            )
+
+    def requests(self, vocab_size: int) -> Iterator[tuple[list[int], SamplingParams]]:
+        """Yields the prompt's token ids and the sampling parameters of each request."""
+        first = min(FIRST_ID, vocab_size - 1)
+        prefix = random.Random(f"prefix {self.seed}").choices(range(first, vocab_size), k=self.shared_prefix)
+        for number in range(self.num_requests):
+            draw = random.Random(f"{self.seed} {number}")
+            length, new = draw.randint(*self.prompt_tokens), draw.randint(*self.new_tokens)
+            rest = draw.choices(range(first, vocab_size), k=length - self.shared_prefix)
+            params = SamplingParams(
+                max_new_tokens=new, ignore_eos=True, temperature=self.temperature, seed=draw.getrandbits(63)
+            )
+            yield prefix + rest, params
+
+    def arrivals(self, rate: float) -> Iterator[float]:
+        """Yields the time of each request in seconds after the start: a Poisson process of `rate` requests per second.
+
+        Callers who know nothing of each other arrive so; they do not wait for the server to answer earlier ones.
+        """
+        draw, due = random.Random(f"arrivals {self.seed}"), 0.0
+        for _ in range(self.num_requests):
+            yield due
+            due += draw.expovariate(rate)
 
 
 @dataclass
@@ -80,9 +142,10 @@ class LoadTest:
     async def at_rate(self, rate: float) -> list[Observation]:
         """Sends requests at random times, `rate` per second in the mean, however many are running (an open loop)."""
         self._start = time.monotonic()
+        arrivals, requests = self._workload.arrivals(rate), self._workload.requests(self._vocab_size)
         tasks: list[asyncio.Task[Observation]] = []
         try:
-            for due, request in zip(self._workload.arrivals(rate), self._requests(), strict=True):
+            for due, request in zip(arrivals, requests, strict=True):
                 if (early := due - self._now()) > 0:
                     await asyncio.sleep(early)
                 tasks.append(asyncio.create_task(self._observe(due, *request)))
@@ -94,18 +157,13 @@ class LoadTest:
     async def at_concurrency(self, concurrency: int) -> list[Observation]:
         """Keeps `concurrency` requests running; each is sent when one before it has ended (a closed loop)."""
         self._start = time.monotonic()
-        requests, observations = self._requests(), list[Observation]()
+        requests, observations = self._workload.requests(self._vocab_size), list[Observation]()
 
         async def caller() -> None:
             for request in requests:
                 observations.append(await self._observe(self._now(), *request))
 
-        tasks = [asyncio.create_task(caller()) for _ in range(concurrency)]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
+        await gather(caller() for _ in range(concurrency))
         return observations
 
     async def _observe(self, due: float, prompt: list[int], params: SamplingParams) -> Observation:
@@ -113,19 +171,13 @@ class LoadTest:
         try:
             async with aclosing(self._client.stream(prompt, params)) as deltas:
                 async for delta in deltas:
-                    self._note(seen, delta)
+                    if delta.token_ids:
+                        seen.messages.append((self._now(), len(delta.token_ids)))
         except TkError as error:
             seen.status = getattr(error, "status", error.grpc_status)
         seen.ended = self._now()
         self._on_end(seen)
         return seen
-
-    def _note(self, seen: Observation, delta: Delta) -> None:
-        if delta.token_ids:
-            seen.messages.append((self._now(), len(delta.token_ids)))
-
-    def _requests(self) -> Iterator[tuple[list[int], SamplingParams]]:
-        return self._workload.requests(self._vocab_size)
 
     def _now(self) -> float:
         return time.monotonic() - self._start

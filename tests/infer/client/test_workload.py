@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from tk.core.errors import ConfigError
-from tk.infer.client.load_test.workload import FIRST_ID, Workload
+from tk.infer.client.load_test import FIRST_ID, Workload
 
 
 def test_prompts_and_answers_have_the_lengths_and_the_prefix() -> None:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ....core.line_chart import Curve, Panel, Points, draw_panels
-from .driver import OK, Observation
+from ...core.line_chart import Curve, Panel, Points, draw_panels
+from .load_test import OK, Observation
 
 PERCENTILES: Final = (50, 90, 99)
 _POINTS: Final = 200  # of a curve
@@ -104,12 +104,8 @@ def draw(observations: Sequence[Observation]) -> str:
 
 
 def _distribution(values: Sequence[float]) -> Points:
-    points: Points = []
-    if values:
-        for number in range(_POINTS + 1):
-            percent = 100 * number / _POINTS
-            points.append((1000 * (percentile(values, percent) or 0.0), percent))
-    return points
+    percents = [100 * number / _POINTS for number in range(_POINTS + 1)] if values else []
+    return [(1000 * (percentile(values, percent) or 0.0), percent) for percent in percents]
 
 
 def _rate(count: int, seconds: float) -> float:

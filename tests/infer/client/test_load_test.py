@@ -12,8 +12,7 @@ import pytest
 from tk.cli.main import main
 from tk.core.errors import Overloaded
 from tk.infer.client.async_client import AsyncClient
-from tk.infer.client.load_test.driver import LoadTest, Observation
-from tk.infer.client.load_test.workload import Workload
+from tk.infer.client.load_test import LoadTest, Observation, Workload
 from tk.infer.engine.request.events import Done, Event
 from tk.infer.engine.request.request import Request
 from tk.tests.infer.serve.conftest import engine
