@@ -31,7 +31,7 @@ PARAMETER_BYTES: Final = 3 * 4 + 2  # of an element: masters are read and writte
 _WIDTHS: Final = {"avx512": ("-mavx512f", "-mprefer-vector-width=512"), "avx2": ("-mavx2",)}
 
 
-class Part(ctypes.Structure):
+class UpdatedPart(ctypes.Structure):
     """A part of the streams; `streams` in moved_streams.c."""
 
     _fields_ = (
@@ -51,8 +51,8 @@ def memory_alone(streams: AdamWStreams, threads: int) -> Callable[[], object]:
     count, tensors = streams.master.numel(), (streams.master, streams.exp_avg, streams.exp_avg_sq, streams.grad)
     addresses = [*(tensor.data_ptr() for tensor in tensors), streams.rounded.data_ptr()]
     bounds = [count * number // threads for number in range(threads + 1)]
-    parts = (Part * threads)(
-        *(Part(begin, end, *addresses, streams.bits is not None) for begin, end in pairwise(bounds))
+    parts = (UpdatedPart * threads)(
+        *(UpdatedPart(begin, end, *addresses, streams.bits is not None) for begin, end in pairwise(bounds))
     )
     move = loaded.library.move_streams
     move.argtypes, move.restype = (ctypes.c_void_p, ctypes.c_int64), None

@@ -59,7 +59,7 @@ def make_source(run: Path, table: Table, layout: Layout) -> Path:
 
 
 @dataclass
-class Contender:
+class CheckpointContender:
     """One command to time.
 
     Attributes:
@@ -127,7 +127,7 @@ def peer(*words: str | Path) -> list[str]:
     return [sys.executable, str(PEERS), *map(str, words)]
 
 
-def contenders(folder: Path, tp4: Path, tp1: Path, deepspeed: Path | None) -> list[Contender]:
+def contenders(folder: Path, tp4: Path, tp1: Path, deepspeed: Path | None) -> list[CheckpointContender]:
     """Returns all contenders."""
     new = folder / "new"
 
@@ -137,26 +137,28 @@ def contenders(folder: Path, tp4: Path, tp1: Path, deepspeed: Path | None) -> li
     dd = f"for f in {tp4}/*.safetensors; do dd if=$f of=/dev/null bs=16M status=none; done"
     shards, dcp, universal = folder / "shards", folder / "dcp", folder / "deepspeed"
     found = [
-        Contender(CP, ["cp", "-r", str(tp4), str(new)], tp4, new),
-        Contender("tk reshard tp 4 -> 1", reshard(tp4, 1), tp4, new),
-        Contender("tk reshard tp 1 -> 4", reshard(tp1, 4), tp1, new),
-        Contender("tk reshard tp 4 -> 2", reshard(tp4, 2), tp4, new),
-        Contender("DCP consolidate 4 -> 1", peer("dcp_consolidate", shards, new), shards, new),
-        Contender("tk load tp 4 -> 1", peer("tk_load", tp4, "1", "0"), tp4),
-        Contender("DCP load 4 -> 1", peer("dcp_load", dcp), dcp),
-        Contender("tk load tp 1 -> rank 1 of 4", peer("tk_load", tp1, "4", "1"), tp1),
-        Contender("tk load tp 1 -> all 4 ranks", peer("tk_load_together", tp1, "4"), tp1),
-        Contender("get_slice tp 1 -> rank 1 of 4", peer("safetensors_slices", tp1, "4", "1"), tp1),
-        Contender("tk verify", peer("tk_command", "verify", tp4), tp4),
-        Contender("dd bs=16M", ["bash", "-c", dd], tp4),
+        CheckpointContender(CP, ["cp", "-r", str(tp4), str(new)], tp4, new),
+        CheckpointContender("tk reshard tp 4 -> 1", reshard(tp4, 1), tp4, new),
+        CheckpointContender("tk reshard tp 1 -> 4", reshard(tp1, 4), tp1, new),
+        CheckpointContender("tk reshard tp 4 -> 2", reshard(tp4, 2), tp4, new),
+        CheckpointContender("DCP consolidate 4 -> 1", peer("dcp_consolidate", shards, new), shards, new),
+        CheckpointContender("tk load tp 4 -> 1", peer("tk_load", tp4, "1", "0"), tp4),
+        CheckpointContender("DCP load 4 -> 1", peer("dcp_load", dcp), dcp),
+        CheckpointContender("tk load tp 1 -> rank 1 of 4", peer("tk_load", tp1, "4", "1"), tp1),
+        CheckpointContender("tk load tp 1 -> all 4 ranks", peer("tk_load_together", tp1, "4"), tp1),
+        CheckpointContender("get_slice tp 1 -> rank 1 of 4", peer("safetensors_slices", tp1, "4", "1"), tp1),
+        CheckpointContender("tk verify", peer("tk_command", "verify", tp4), tp4),
+        CheckpointContender("dd bs=16M", ["bash", "-c", dd], tp4),
     ]
     if deepspeed:
         command = [str(deepspeed), str(DEEPSPEED), "convert", str(universal), str(new)]
-        found.insert(5, Contender("DeepSpeed ds_to_universal", command, universal, new))
+        found.insert(5, CheckpointContender("DeepSpeed ds_to_universal", command, universal, new))
     return found
 
 
-def make_sources(chosen: list[Contender], folder: Path, tp4: Path, num_bytes: int, deepspeed: Path | None) -> None:
+def make_sources(
+    chosen: list[CheckpointContender], folder: Path, tp4: Path, num_bytes: int, deepspeed: Path | None
+) -> None:
     """Makes the sources of the chosen contenders, other than the checkpoints at tp 4 and tp 1."""
     makers = {
         "shards": peer("make_consolidation_source", tp4, folder / "shards"),
@@ -169,7 +171,7 @@ def make_sources(chosen: list[Contender], folder: Path, tp4: Path, num_bytes: in
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=peer_environment() | os.environ)
 
 
-def rows(chosen: list[Contender], num_bytes: int) -> list[str]:
+def rows(chosen: list[CheckpointContender], num_bytes: int) -> list[str]:
     """Returns the rows of the table for one size: medians, and the time of cp as a multiple of each."""
     gigabytes, lines = num_bytes / 1e9, []
     cp = [statistics.median(one.seconds[False]) for one in chosen if one.name == CP]

@@ -14,7 +14,7 @@ import grpc
 
 from tk.benchmarks.peers.environments import BUILD
 from tk.benchmarks.random_model import VOCAB_SIZE, random_model
-from tk.benchmarks.serving.grpc_load import ServedModel
+from tk.benchmarks.serving.grpc_load import LoadedServer
 from tk.benchmarks.serving.in_turn import Promise
 from tk.core.cpu import read_cpu
 from tk.infer.serve.access.tokens import GENERATE, Caller, line_of, token_digest
@@ -51,7 +51,7 @@ def main(model: Path | None, others: int, max_running: int, seconds: float, thre
         tokens, names = Path(scratch) / "tokens", ["hog", *(f"p{i}" for i in range(others))]
         tokens.write_text("".join(line_of(token_digest(name), Caller(name, frozenset({GENERATE}))) for name in names))
         limits = ("--max-running", str(max_running), "--max-queued", str(QUEUED), "--threads", str(threads))
-        with closing(ServedModel(folder, "--tokens", str(tokens), *limits)) as served:
+        with closing(LoadedServer(folder, "--tokens", str(tokens), *limits)) as served:
             promises = asyncio.run(_loads(served.target, names, max_running, seconds))
     for promise in promises:
         print(promise.line())

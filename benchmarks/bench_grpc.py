@@ -12,10 +12,10 @@ import click
 import grpc
 
 from tk.benchmarks.peers.environments import BUILD
-from tk.benchmarks.peers.token_clock import Speeds, Workload
+from tk.benchmarks.peers.token_clock import Speeds, SpeedWorkload
 from tk.benchmarks.random_model import random_model
 from tk.benchmarks.serving.engines import EngineContestant, engine
-from tk.benchmarks.serving.grpc_load import ServedModel, request, stream
+from tk.benchmarks.serving.grpc_load import LoadedServer, request, stream
 from tk.benchmarks.serving.in_turn import Contestant, Promise, medians_in_turn
 from tk.benchmarks.serving.peer_process import PeerProcess
 from tk.benchmarks.serving.start import descendants, rolled_up
@@ -37,7 +37,7 @@ class TimedEngine:
         self.name = own.name
         self._own = own
 
-    def run(self, workload: Workload) -> Speeds:
+    def run(self, workload: SpeedWorkload) -> Speeds:
         """Runs a workload."""
         before = _cpu_seconds()
         speeds = self._own.run(workload)
@@ -68,7 +68,7 @@ def beside_engine(folder: Path, threads: int, runs: int, new_tokens: int) -> lis
         engine("engine", folder, threads=threads, max_running=32) as own,
     ):
         contestants: list[Contestant] = [server, TimedEngine(own)]
-        wide = medians_in_turn(contestants, Workload(32, 64, new_tokens), runs)
+        wide = medians_in_turn(contestants, SpeedWorkload(32, 64, new_tokens), runs)
         first = first_tokens(server, contestants[1], PAIRS_PER_RUN * runs)
     for name, speeds in wide.items():
         print(f"{name}: {speeds['decode']:.0f} tokens/s, {speeds['server']:.0f} us of CPU time per token")
@@ -87,7 +87,7 @@ def first_tokens(server: Contestant, own: Contestant, pairs: int) -> float:
     several milliseconds of a step and is nothing that the server adds. The machine is slower for seconds at a time,
     so the pairs are subtracted before the median is taken.
     """
-    workload, found = Workload(1, 16, 1), []
+    workload, found = SpeedWorkload(1, 16, 1), []
     for _ in range(pairs):
         times = {}
         for one in (server, own):
@@ -100,13 +100,13 @@ def first_tokens(server: Contestant, own: Contestant, pairs: int) -> float:
 def idle_streams(folder: Path) -> list[Promise]:
     """Measures the memory of streams that wait for their turn behind a long request."""
     options = ("--max-running", "1", "--max-queued", str(2 * IDLE_STREAMS), "--max-model-len", "1024")
-    with closing(ServedModel(folder, *options)) as served:
+    with closing(LoadedServer(folder, *options)) as served:
         growth = asyncio.run(_growth(served))
     print(f"{IDLE_STREAMS} idle streams: {growth / _MIB:.1f} MiB")
     return [Promise(f"MiB of {IDLE_STREAMS} idle streams", growth / _MIB, IDLE_BOUND, most=True)]
 
 
-async def _growth(served: ServedModel) -> int:
+async def _growth(served: LoadedServer) -> int:
     """Returns by how many bytes the memory of all processes of a server grows with idle streams."""
     async with grpc.aio.insecure_channel(served.target) as channel:
         await stream(channel, request(range(10, 20), 8))
@@ -124,7 +124,7 @@ async def _growth(served: ServedModel) -> int:
     return growth
 
 
-def _private_bytes(served: ServedModel) -> int:
+def _private_bytes(served: LoadedServer) -> int:
     return sum(rolled_up(each, "Private_Dirty") for each in descendants(served.process_id))
 
 

@@ -32,7 +32,7 @@ SMALL: Final[Mapping[str, int]] = dict(LLAMA_1B) | {
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class MetaCase:
     """A model and the arguments of `initialize`.
 
     Attributes:
@@ -49,7 +49,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class MetaFigures:
     """What one rank measured, in bytes and seconds.
 
     Attributes:
@@ -75,15 +75,17 @@ class Figures:
 DISK: Final = MappingProxyType({"optimizer": "disk"})
 ALL_ON_DISK: Final = MappingProxyType({"optimizer": "disk", "gradients": "disk", "parameters": "disk"})
 CASES: Final = (
-    Case("135 M, fp32", SMALL, {"zero": 3}),
-    Case("135 M, bf16", SMALL, {"zero": 3, "precision": "bf16"}),
-    Case("135 M, bf16, 2 ranks", SMALL, {"zero": 3, "precision": "bf16"}, 2),
-    Case("1.1 B, bf16, states on disk, 2 ranks", LLAMA_1B, {"zero": 3, "precision": "bf16", "offload": DISK}, 2),
-    Case("1.1 B, bf16, all on disk, 4 ranks", LLAMA_1B, {"zero": 3, "precision": "bf16", "offload": ALL_ON_DISK}, 4),
+    MetaCase("135 M, fp32", SMALL, {"zero": 3}),
+    MetaCase("135 M, bf16", SMALL, {"zero": 3, "precision": "bf16"}),
+    MetaCase("135 M, bf16, 2 ranks", SMALL, {"zero": 3, "precision": "bf16"}, 2),
+    MetaCase("1.1 B, bf16, states on disk, 2 ranks", LLAMA_1B, {"zero": 3, "precision": "bf16", "offload": DISK}, 2),
+    MetaCase(
+        "1.1 B, bf16, all on disk, 4 ranks", LLAMA_1B, {"zero": 3, "precision": "bf16", "offload": ALL_ON_DISK}, 4
+    ),
 )
 
 
-def measure(case: Case, folder: Path) -> list[Figures]:
+def measure(case: MetaCase, folder: Path) -> list[MetaFigures]:
     """Returns the figures of each rank; files of states are in `folder`."""
     options = dict(case.options)
     if "offload" in options:
@@ -105,7 +107,7 @@ def measure(case: Case, folder: Path) -> list[Figures]:
         if process.returncode:
             raise SystemExit(f"A rank ended with {process.returncode}:\n{errors[-2000:]}")
     found = [json.loads(printed.splitlines()[-1]) for printed, _ in outputs]
-    return [Figures(each["built"], each["peak"], each["resident"], each["unit"], each["seconds"]) for each in found]
+    return [MetaFigures(each["built"], each["peak"], each["resident"], each["unit"], each["seconds"]) for each in found]
 
 
 @click.command()

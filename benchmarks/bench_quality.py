@@ -26,7 +26,7 @@ Windows = dict[int, list[int]]  # the tokens of each window by number; all but t
 
 
 @dataclass(frozen=True)
-class Measurer:
+class QualityMeasurer:
     """Measures cases and keeps the results.
 
     Attributes:
@@ -117,7 +117,7 @@ def main(
     cases = [case for case in CASES if case.name.startswith(only)]
     models = {GIVEN: model} | {name: COPIES[name](model, out / name) for name in {one.model for one in cases} - {GIVEN}}
     python = python_if_possible("llamacpp") if any(case.peer for case in cases) else None
-    Measurer(models, python, threads, results).rounds(cases, windows, of_a_round)
+    QualityMeasurer(models, python, threads, results).rounds(cases, windows, of_a_round)
     show = partial(print, flush=True)
     for case in cases:
         show(results.line(case))

@@ -15,12 +15,12 @@ import click
 import grpc
 
 from tk.benchmarks.peers.environments import BUILD
-from tk.benchmarks.serving.grpc_load import ServedModel
+from tk.benchmarks.serving.grpc_load import LoadedServer
 from tk.benchmarks.serving.in_turn import Promise
 from tk.benchmarks.serving.process_figures import HEADING
 from tk.benchmarks.serving.reload_load import Expected, ReloadSoak, tokens_text
 from tk.benchmarks.serving.reload_steps import save_steps, small_model
-from tk.benchmarks.serving.soak_cases import Case, make_cases
+from tk.benchmarks.serving.soak_cases import SoakCase, make_cases
 from tk.core.cpu import read_cpu
 
 NUM_STEPS: Final = 3
@@ -92,9 +92,9 @@ def soak(source: Path, work: Path, options: Sequence[str], num_cases: int, times
         log: IO[str] = stack.enter_context((work / "log").open("w"))
         expected = Expected()
         for number, step in enumerate(steps, 1):
-            with closing(ServedModel(step, *words, log=log)) as fresh:
+            with closing(LoadedServer(step, *words, log=log)) as fresh:
                 asyncio.run(expected.learn(number, fresh, cases))
-        served = stack.enter_context(closing(ServedModel(steps[0], *words, log=log)))
+        served = stack.enter_context(closing(LoadedServer(steps[0], *words, log=log)))
         is_kept = asyncio.run(_soak(served, steps, cases, expected, times))
     tracebacks = (work / "log").read_text().count("Traceback")
     print(f"tracebacks in the log: {tracebacks}")
@@ -102,7 +102,7 @@ def soak(source: Path, work: Path, options: Sequence[str], num_cases: int, times
 
 
 async def _soak(
-    served: ServedModel, steps: Sequence[Path], cases: Sequence[Case], expected: Expected, times: Times
+    served: LoadedServer, steps: Sequence[Path], cases: Sequence[SoakCase], expected: Expected, times: Times
 ) -> bool:
     """Runs the load, prints its figures, and returns whether all promises are kept."""
     warm = min(WARM_SECONDS, times.seconds / 4)

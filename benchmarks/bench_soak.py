@@ -11,7 +11,7 @@ import grpc
 
 from tk.benchmarks.peers.environments import BUILD
 from tk.benchmarks.random_model import VOCAB_SIZE, random_model
-from tk.benchmarks.serving.grpc_load import ServedModel
+from tk.benchmarks.serving.grpc_load import LoadedServer
 from tk.benchmarks.serving.in_turn import Promise
 from tk.benchmarks.serving.soak_load import DyingClient, Load, Seen, requests
 from tk.core.cpu import read_cpu
@@ -46,7 +46,7 @@ def main(
         "--threads": threads,
         "--slow-step-ms": max_step_ms,
     }
-    with closing(ServedModel(folder, *(str(word) for pair in options.items() for word in pair))) as served:
+    with closing(LoadedServer(folder, *(str(word) for pair in options.items() for word in pair))) as served:
         loops, crowd = asyncio.run(_loads(served.target, count, closed, max_running, deaths))
     for promise in promises(loops, crowd, max_step_ms):
         print(promise.line())

@@ -25,7 +25,7 @@ SPEED = re.compile(r"(\d+(?:\.\d+)?) tok/s")
 
 
 @dataclass(slots=True)
-class Contender:
+class TrainingContender:
     """One way to train.
 
     Attributes:
@@ -104,28 +104,28 @@ class PeakMemory:
                         self._peak = max(self._peak, int(highest) * 1024)
 
 
-def contenders(deepspeed: Path | None) -> list[Contender]:
+def contenders(deepspeed: Path | None) -> list[TrainingContender]:
     """Returns all contenders; `deepspeed` is the interpreter of DeepSpeed's environment, or None to leave it out."""
     python, torchrun = sys.executable, ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
     own = [python, "-m", "tk.benchmarks.training_rank"]
     found = [
-        Contender(PRODUCTS, [python, "-m", "tk.benchmarks.matrix_product"]),
-        Contender("transformers, autocast", [python, "-m", f"{PEERS}.transformers_train", "eager"]),
-        Contender("transformers, autocast + compile", [python, "-m", f"{PEERS}.transformers_train", "compile"]),
-        Contender("tk, one process", [*own, "1", "1", "1", "0", "0"], 1, own=True),
-        Contender("tk, one process + compile", [*own, "1", "1", "1", "0", "1"], 1, own=True),
+        TrainingContender(PRODUCTS, [python, "-m", "tk.benchmarks.matrix_product"]),
+        TrainingContender("transformers, autocast", [python, "-m", f"{PEERS}.transformers_train", "eager"]),
+        TrainingContender("transformers, autocast + compile", [python, "-m", f"{PEERS}.transformers_train", "compile"]),
+        TrainingContender("tk, one process", [*own, "1", "1", "1", "0", "0"], 1, own=True),
+        TrainingContender("tk, one process + compile", [*own, "1", "1", "1", "0", "1"], 1, own=True),
     ]
     for stage in (1, 2, 3):
-        found.append(Contender(f"tk dp 2, ZeRO-{stage}", [*own, "1", "1", "2", str(stage), "0"], 2, own=True))
+        found.append(TrainingContender(f"tk dp 2, ZeRO-{stage}", [*own, "1", "1", "2", str(stage), "0"], 2, own=True))
         if deepspeed:
             script = ["-m", f"{PEERS}.deepspeed_train", str(stage)]
-            found.append(Contender(f"DeepSpeed ZeRO-{stage}", [str(deepspeed), *torchrun, *script], 2))
+            found.append(TrainingContender(f"DeepSpeed ZeRO-{stage}", [str(deepspeed), *torchrun, *script], 2))
     for mode, what in (("keep", "kept after forward"), ("reshard", "resharded after forward")):
         script = ["-m", f"{PEERS}.fsdp_train", mode]
-        found.append(Contender(f"FSDP2, {what}", [python, *torchrun, *script], 2))
-    found.append(Contender("tk dp 2", [*own, "1", "1", "2", "0", "0"], 2, own=True))
-    found.append(Contender("tk tp 2", [*own, "2", "1", "1", "0", "0"], 2, own=True))
-    found.append(Contender("tk pp 2", [*own, "1", "2", "1", "0", "0"], 2, own=True))
+        found.append(TrainingContender(f"FSDP2, {what}", [python, *torchrun, *script], 2))
+    found.append(TrainingContender("tk dp 2", [*own, "1", "1", "2", "0", "0"], 2, own=True))
+    found.append(TrainingContender("tk tp 2", [*own, "2", "1", "1", "0", "0"], 2, own=True))
+    found.append(TrainingContender("tk pp 2", [*own, "1", "2", "1", "0", "0"], 2, own=True))
     return found
 
 

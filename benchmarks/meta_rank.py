@@ -1,4 +1,4 @@
-"""One rank of bench_meta.py: `python -m tk.benchmarks.meta_rank CASE`, a `Case` as JSON.
+"""One rank of bench_meta.py: `python -m tk.benchmarks.meta_rank CASE`, a `MetaCase` as JSON.
 
 It builds a tiny model on meta and gives it to `initialize`, and then CASE's. It prints by how many bytes its resident
 memory rose at most meanwhile, and what is in memory at the end: what Python, torch and communication take is left out.

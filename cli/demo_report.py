@@ -17,7 +17,6 @@ class Stream:
     """The stream of one prompt, as a client saw it.
 
     Attributes:
-        prompt: the prompt.
         text: the generated text.
         num_tokens: the number of generated tokens.
         first_token_seconds: the seconds from the request to the first token.

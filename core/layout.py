@@ -21,7 +21,7 @@ class Stage:
     """A stage of the pipeline: consecutive layers.
 
     Attributes:
-        layers: the numbers of the layers.
+        layers: the numbers of its layers in the whole model.
         first: whether the stage also holds the embedding.
         last: whether the stage also holds the final norm and the head.
     """

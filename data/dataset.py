@@ -29,7 +29,7 @@ class PackedSource:
         tokens: the source.
         start, stop: the range of the split's tokens.
         rows: the split's tokens cut or packed into rows.
-        num_rows: the number of rows.
+        num_rows: the number of rows of an epoch, at least 1.
     """
 
     def __init__(

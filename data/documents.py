@@ -43,7 +43,7 @@ class DocumentRows:
     Attributes:
         num_long: the number of documents that were split or truncated.
         num_empty: the number of documents that were left out because they have no token to learn.
-        num_rows: the number of rows.
+        num_rows: the number of rows into which they are packed.
     """
 
     def __init__(self, tokens: TokenStream, seq_len: int, start: int, stop: int) -> None:

@@ -28,7 +28,6 @@ def find_corpus(inputs: Sequence[str | Path], ignored: Collection[str] = ()) -> 
     evaluation, is a fair sample of it. Hidden files and folders are left out.
 
     Args:
-        inputs: the inputs.
         ignored: fields of rows and messages to leave out.
 
     Raises:

@@ -206,7 +206,6 @@ class TokenFileWriter:
     """Writes the files of a token folder into an existing folder; a context in which `finish` is called at the end.
 
     Args:
-        folder: the folder.
         tokenizer: the tokenizer that made the tokens.
         eos_token_id: the token that ends each text.
     """

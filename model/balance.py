@@ -44,7 +44,7 @@ class RouterBalance:
         """Returns `y_ND` unchanged, with a backward that also computes the gradient of `weight` * `loss`.
 
         Args:
-            layer: the number of the layer.
+            layer: its number in the whole model.
             y_ND: the output of its mixture of experts.
             loss: the result of `balancing_loss`, the same on all tensor-parallel ranks.
             num_layers: the number of mixture-of-experts layers in the whole model.

@@ -49,7 +49,7 @@ class ExpertsSpec:
 
     Attributes:
         inner: the intermediate size of each expert, which tensor parallelism splits.
-        num_experts: the number of experts.
+        num_experts: the number of experts, among which the router chooses.
         top_k: the number of experts per token.
         normalize: whether the probabilities of the chosen experts are scaled to sum to 1.
     """

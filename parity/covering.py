@@ -42,7 +42,7 @@ class MissingTuples:
     """The tuples of values that valid rows have and the chosen rows lack.
 
     Args:
-        space: the space.
+        space: says which rows are valid.
         masks: for each group of axes, all their values.
 
     Attributes:

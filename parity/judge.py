@@ -54,7 +54,6 @@ class Result:
     """The comparison of a layout with one process.
 
     Attributes:
-        layout: the layout.
         loss, grad_norm: the largest relative difference over the steps; None = not measured, or not finite.
         gradients: the largest |g - g0| / (|g0| + 0.01 |G|) over the first step's parameters; G: all gradients together.
         parameter: the name of the parameter with the largest difference.

@@ -82,7 +82,7 @@ class ChatTemplate:
         the prompt for it, without white space after a special token.
 
         Args:
-            messages: the messages.
+            messages: the conversation, oldest first.
             context: what the conversation has beside them.
             unlearned: the indexes of the assistant's messages whose turns are left out of the spans.
 

@@ -31,7 +31,6 @@ class PromptEnd:
         """Returns the end of a prompt; it looks at few of its tokens, unless the last ones are hidden or bytes.
 
         Args:
-            tokenizer: the tokenizer.
             prompt: the tokens of the prompt.
             keep_special_tokens: whether texts show special tokens.
         """
@@ -77,7 +76,6 @@ class DetokenizerStream:
     Text is held back while a later token could still change it (half a character).
 
     Args:
-        tokenizer: the tokenizer.
         keep_special_tokens: whether special tokens appear in the text.
         end: the end of the prompt, for the same `keep_special_tokens`.
     """
@@ -89,7 +87,7 @@ class DetokenizerStream:
         self._unfinished = end.unfinished  # until a text is taken
         self._pending: list[int] = []
         self._num_characters = 0
-        self._offsets: list[int] = []  # which nobody has taken yet
+        self._offsets: list[int] = []  # not taken yet
         self._later: list[int] = []  # of each token after these, the number of pending ones before it
 
     @property

@@ -103,7 +103,6 @@ class Tokenizer:
         """Returns the token ids of a text; other threads run meanwhile.
 
         Args:
-            text: the text.
             special_tokens: whether tokenizer.json's post-processor adds its special tokens.
 
         Raises:
@@ -155,7 +154,6 @@ class Tokenizer:
         """Returns the token ids of a text that spells out its special tokens, and for each whether it overlaps a span.
 
         Args:
-            text: the text.
             spans: ranges [start, stop) of characters.
 
         Raises:
@@ -215,7 +213,6 @@ class Tokenizer:
         A special token has the bytes of its name, whether texts show it or not.
 
         Args:
-            token_id: the token.
             is_first: whether no other token comes before it, so that decoders strip a space that begins it.
         """
         found = self._known_bytes.get((token_id, is_first))

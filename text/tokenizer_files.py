@@ -26,7 +26,7 @@ class TextFiles:
     Who holds them answers alike for ever, whatever becomes of the folder.
 
     Attributes:
-        folder: the folder.
+        folder: where they were read; nothing is read there again.
         contents: the content of each of `TEXT_FILES` that exists.
     """
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from tk.benchmarks.peers.llamacpp_gguf import write_gguf
 from tk.benchmarks.peers.serve_loop import Run, serve
-from tk.benchmarks.peers.token_clock import Speeds, Workload, speeds
+from tk.benchmarks.peers.token_clock import Speeds, SpeedWorkload, speeds
 
 llama_cpp: Any = import_module("llama_cpp")
 
@@ -43,10 +43,10 @@ class LoadedModel:
             raise RuntimeError(f"llama.cpp cannot load {path}")
         self._vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
         self._random = np.random.default_rng()
-        self._workload: Workload | None = None
+        self._workload: SpeedWorkload | None = None
         self._context: Any = None
 
-    def run(self, workload: Workload) -> Speeds:
+    def run(self, workload: SpeedWorkload) -> Speeds:
         """Runs a workload; sequences of a batch are computed together, prompts in calls of up to MOST_TOKENS."""
         if workload != self._workload:
             self._open(workload)
@@ -65,7 +65,7 @@ class LoadedModel:
             times.append(time.perf_counter())
         return speeds(workload, start, [times] * batch)
 
-    def _open(self, workload: Workload) -> None:
+    def _open(self, workload: SpeedWorkload) -> None:
         """Makes a context for a workload, and computes a little to warm it up."""
         if self._context:
             llama_cpp.llama_free(self._context)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from tk.benchmarks.peers.serve_loop import Run, serve
-from tk.benchmarks.peers.token_clock import Speeds, Workload, speeds
+from tk.benchmarks.peers.token_clock import Speeds, SpeedWorkload, speeds
 
 genai: Any = import_module("openvino_genai")
 openvino: Any = import_module("openvino")
@@ -43,7 +43,7 @@ def load(folder: Path, threads: int, precision: str) -> Run:
     pipeline = genai.ContinuousBatchingPipeline(str(exported(folder)), scheduler, "CPU", hints)
     random = np.random.default_rng()
 
-    def run(workload: Workload) -> Speeds:
+    def run(workload: SpeedWorkload) -> Speeds:
         config = genai.GenerationConfig()
         config.max_new_tokens = config.min_new_tokens = workload.new_tokens
         config.ignore_eos, config.do_sample = True, False
@@ -60,7 +60,7 @@ def load(folder: Path, threads: int, precision: str) -> Run:
                     times.extend([now] * new)
         return speeds(workload, start, arrivals)
 
-    run(Workload(1, 8, 8))
+    run(SpeedWorkload(1, 8, 8))
     return run
 
 

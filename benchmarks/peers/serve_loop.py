@@ -5,9 +5,9 @@ import os
 import sys
 from collections.abc import Callable
 
-from tk.benchmarks.peers.token_clock import Speeds, Workload
+from tk.benchmarks.peers.token_clock import Speeds, SpeedWorkload
 
-Run = Callable[[Workload], Speeds]
+Run = Callable[[SpeedWorkload], Speeds]
 
 
 def serve(load: Callable[[], Run]) -> None:
@@ -20,4 +20,4 @@ def serve(load: Callable[[], Run]) -> None:
         run = load()
         print("{}", file=replies, flush=True)
         for line in sys.stdin:
-            print(json.dumps(run(Workload(**json.loads(line)))), file=replies, flush=True)
+            print(json.dumps(run(SpeedWorkload(**json.loads(line)))), file=replies, flush=True)

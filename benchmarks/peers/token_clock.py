@@ -12,7 +12,7 @@ class NotTogether(Exception):
 
 
 @dataclass(frozen=True)
-class Workload:
+class SpeedWorkload:
     """A batch of random prompts, each of which is continued by as many tokens.
 
     Attributes:
@@ -28,7 +28,7 @@ class Workload:
     windows: int = 1
 
 
-def speeds(workload: Workload, start: float, arrivals: Sequence[Sequence[float]]) -> Speeds:
+def speeds(workload: SpeedWorkload, start: float, arrivals: Sequence[Sequence[float]]) -> Speeds:
     """Returns the speeds of a run.
 
     Prefill lasts until every sequence has its first token. Decoding counts only while all sequences run: from there

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tk.benchmarks.peers.serve_loop import Run, serve
-from tk.benchmarks.peers.token_clock import Speeds, Workload, speeds
+from tk.benchmarks.peers.token_clock import Speeds, SpeedWorkload, speeds
 
 VOCAB = 30000  # prompts are of ids below it
 
@@ -34,7 +34,7 @@ def load(folder: str, threads: int, max_model_len: int, dtype: str) -> Run:
     engine = vllm.LLM(model=folder, max_model_len=max_model_len, **options).llm_engine
     random = np.random.default_rng()
 
-    def run(workload: Workload) -> Speeds:
+    def run(workload: SpeedWorkload) -> Speeds:
         count = workload.new_tokens
         params = vllm.SamplingParams(
             max_tokens=count, min_tokens=count, temperature=0, ignore_eos=True, detokenize=False
@@ -53,7 +53,7 @@ def load(folder: str, threads: int, max_model_len: int, dtype: str) -> Run:
         return speeds(workload, start, list(arrivals.values()))
 
     for batch in (1, 8):
-        run(Workload(batch, 64, 8))
+        run(SpeedWorkload(batch, 64, 8))
     return run
 
 

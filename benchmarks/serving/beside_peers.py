@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from tk.benchmarks.peers.token_clock import Speeds, Workload
+from tk.benchmarks.peers.token_clock import Speeds, SpeedWorkload
 from tk.benchmarks.serving.engines import engine
 from tk.benchmarks.serving.in_turn import Promise, best_of, compared, medians_in_turn
 from tk.benchmarks.serving.setup import LLAMACPP, LONGEST, OPENVINO, VLLM, Setup
@@ -49,7 +49,7 @@ def long(setup: Setup) -> list[Promise]:
 
     The prompts are computed once; the runs are parts of one continuation.
     """
-    workload = Workload(LONG_BATCH, LONG_PROMPT, STAGGER + STEPS * setup.runs, windows=setup.runs)
+    workload = SpeedWorkload(LONG_BATCH, LONG_PROMPT, STAGGER + STEPS * setup.runs, windows=setup.runs)
     with engine(OWN, setup.model, threads=setup.threads, kv_dtype="int8", max_model_len=LONGEST) as own:
         speeds = medians_in_turn([own, *setup.peers], workload, 1, setup.show)
     for kind in ("prefill", "decode"):
@@ -70,9 +70,9 @@ def _each_batch(setup: Setup, kind: str, new_tokens: int) -> Iterator[tuple[int,
     length, most = setup.prompt_tokens + setup.new_tokens, max(setup.batches)
     blocks = most * (ceil_div(length, EngineOptions.block_size) + 1)
     with engine(OWN, setup.model, threads=setup.threads, max_model_len=length, kv_blocks=blocks) as own:
-        own.run(Workload(most, setup.prompt_tokens, setup.new_tokens))
+        own.run(SpeedWorkload(most, setup.prompt_tokens, setup.new_tokens))
         for batch in setup.batches:
-            workload = Workload(batch, setup.prompt_tokens, new_tokens)
+            workload = SpeedWorkload(batch, setup.prompt_tokens, new_tokens)
             speeds = medians_in_turn([own, *setup.peers], workload, setup.runs, setup.show)
             setup.show(f"batch {batch:>3} {kind:<8} {compared(speeds, kind)}")
             yield batch, speeds

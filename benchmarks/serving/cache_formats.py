@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
-from tk.benchmarks.peers.token_clock import Workload
+from tk.benchmarks.peers.token_clock import SpeedWorkload
 from tk.benchmarks.serving.engines import EngineContestant, engine
 from tk.benchmarks.serving.in_turn import Promise, ratios
 from tk.benchmarks.serving.setup import LONGEST, Setup
@@ -29,8 +29,8 @@ def long_kv(setup: Setup) -> list[Promise]:
     with _engines(setup, LONGEST) as opened:
         contestants = [EngineContestant(one.name, one.llm, prompt_seed=0) for one in opened]
         for one in contestants:
-            one.run(Workload(LONG_BATCH, LONG_PROMPT, 1))
-        workload, where = Workload(LONG_BATCH, LONG_PROMPT, STEPS), f" after {LONG_PROMPT} tokens"
+            one.run(SpeedWorkload(LONG_BATCH, LONG_PROMPT, 1))
+        workload, where = SpeedWorkload(LONG_BATCH, LONG_PROMPT, STEPS), f" after {LONG_PROMPT} tokens"
         return ratios(contestants, [workload], ("decode",), LONG_BOUND, setup.runs, setup.show, where)
 
 

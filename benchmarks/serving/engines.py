@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tk.benchmarks.peers.token_clock import NotTogether, Speeds, Workload, speeds
+from tk.benchmarks.peers.token_clock import NotTogether, Speeds, SpeedWorkload, speeds
 from tk.infer import LLM, SamplingParams
 from tk.infer.engine.request.events import Delta, Done, Event, Failed
 from tk.infer.engine.request.request import Request
@@ -36,7 +36,7 @@ class EngineContestant:
         self.prompt_seed = prompt_seed
         self._sampling = {"temperature": 0.0, "ignore_eos": True} | sampling
 
-    def run(self, workload: Workload) -> Speeds:
+    def run(self, workload: SpeedWorkload) -> Speeds:
         """Runs a workload, again if this process had to wait so long that sequences did not run together.
 
         Raises:
@@ -48,7 +48,7 @@ class EngineContestant:
                 return speeds(workload, *self._run(workload))
         return speeds(workload, *self._run(workload))
 
-    def _run(self, workload: Workload) -> tuple[float, list[list[float]]]:
+    def _run(self, workload: SpeedWorkload) -> tuple[float, list[list[float]]]:
         """Returns the time of the start, and the times of each sequence's tokens."""
         params = SamplingParams(max_new_tokens=workload.new_tokens, **self._sampling)
         vocab, shape = self.llm.model_info().vocab_size, (workload.batch, workload.prompt_tokens)
@@ -81,6 +81,6 @@ def engine(name: str, path: Path, **options: Any) -> Iterator[EngineContestant]:
     """
     with LLM(path, **options) as llm:
         contestant = EngineContestant(name, llm)
-        contestant.run(Workload(8, 8, 1))
-        contestant.run(Workload(1, 8, 4))
+        contestant.run(SpeedWorkload(8, 8, 1))
+        contestant.run(SpeedWorkload(1, 8, 4))
         yield contestant

@@ -16,7 +16,7 @@ import grpc
 import numpy as np
 
 from tk.benchmarks.peers.serve_loop import Run, serve
-from tk.benchmarks.peers.token_clock import Speeds, Workload, speeds
+from tk.benchmarks.peers.token_clock import Speeds, SpeedWorkload, speeds
 from tk.proto.v1 import generation_pb2 as pb
 
 METHOD: Final = "/tk.v1.Generation/Generate"
@@ -24,7 +24,7 @@ VOCAB: Final = 30000  # prompts are of ids below it
 Arrivals = list[list[float]]
 
 
-class ServedModel:
+class LoadedServer:
     """A `tk serve` process and a connection to it.
 
     Args:
@@ -92,7 +92,7 @@ def load(folder: Path, threads: int) -> Run:
     milliseconds from the start to the last first token.
     """
     loop = asyncio.new_event_loop()
-    served = ServedModel(folder, "--threads", str(threads), "--max-running", "32")
+    served = LoadedServer(folder, "--threads", str(threads), "--max-running", "32")
     channel: Any = None
     random = np.random.default_rng()
 
@@ -102,7 +102,7 @@ def load(folder: Path, threads: int) -> Run:
     async def answers(messages: Sequence[bytes]) -> list[list[tuple[float, bytes]]]:
         return await asyncio.gather(*(stream(channel, message) for message in messages))
 
-    def run(workload: Workload) -> Speeds:
+    def run(workload: SpeedWorkload) -> Speeds:
         prompts = random.integers(10, VOCAB, (workload.batch, workload.prompt_tokens)).tolist()
         messages = [request(prompt, workload.new_tokens) for prompt in prompts]
         before, start = served.cpu_seconds(), time.perf_counter()
@@ -115,7 +115,7 @@ def load(folder: Path, threads: int) -> Run:
         }
 
     channel = loop.run_until_complete(connect())
-    run(Workload(8, 8, 8))
+    run(SpeedWorkload(8, 8, 8))
     return run
 
 

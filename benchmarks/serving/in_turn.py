@@ -6,7 +6,7 @@ from itertools import product
 from statistics import median
 from typing import Protocol
 
-from tk.benchmarks.peers.token_clock import Speeds, Workload
+from tk.benchmarks.peers.token_clock import Speeds, SpeedWorkload
 from tk.benchmarks.serving.peer_process import PeerFailed
 
 Show = Callable[[str], object]
@@ -19,7 +19,7 @@ class Contestant(Protocol):
     def name(self) -> str:
         """Its name in what is printed."""
 
-    def run(self, workload: Workload) -> Speeds:
+    def run(self, workload: SpeedWorkload) -> Speeds:
         """Runs a workload and returns its speeds."""
 
 
@@ -52,7 +52,7 @@ class Promise:
 
 
 def medians_in_turn(
-    contestants: Sequence[Contestant], workload: Workload, runs: int, show: Show = print
+    contestants: Sequence[Contestant], workload: SpeedWorkload, runs: int, show: Show = print
 ) -> dict[str, Speeds]:
     """Runs a workload several times, all contestants in each round, and returns the median speeds by name.
 
@@ -75,7 +75,7 @@ def medians_in_turn(
 
 def ratios(
     contestants: Sequence[Contestant],
-    workloads: Iterable[Workload],
+    workloads: Iterable[SpeedWorkload],
     kinds: Iterable[str],
     bound: float,
     runs: int,

@@ -3,7 +3,7 @@
 from statistics import median
 from typing import Final
 
-from tk.benchmarks.peers.token_clock import Workload
+from tk.benchmarks.peers.token_clock import SpeedWorkload
 from tk.benchmarks.serving.engines import engine
 from tk.benchmarks.serving.in_turn import Contestant, Promise, medians_in_turn
 from tk.benchmarks.serving.readers import readers
@@ -26,7 +26,7 @@ def read(setup: Setup) -> list[Promise]:
             setup.show("The readers are left out: the engine does not run native kernels.")
             return []
         contestants: list[Contestant] = [own, *readers(kernels, setup.threads)]
-        speeds = medians_in_turn(contestants, Workload(1, 16, 128), setup.runs, setup.show)
+        speeds = medians_in_turn(contestants, SpeedWorkload(1, 16, 128), setup.runs, setup.show)
     found = {name: each["read"] for name, each in speeds.items() if "read" in each}
     found[own.name] = per_token * speeds[own.name]["decode"]
     setup.show(f"{per_token / 1e6:.0f} MB of weights per token; decode {speeds[own.name]['decode']:.1f} tokens/s")

@@ -3,7 +3,7 @@
 from typing import Final
 
 from tk.benchmarks.peers.environments import BUILD
-from tk.benchmarks.peers.token_clock import Workload
+from tk.benchmarks.peers.token_clock import SpeedWorkload
 from tk.benchmarks.random_model import random_model
 from tk.benchmarks.serving.engines import EngineContestant, engine
 from tk.benchmarks.serving.in_turn import Promise, ratios
@@ -69,7 +69,7 @@ def sampling(setup: Setup) -> list[Promise]:
         with engine("greedy", model, threads=setup.threads, max_model_len=64) as greedy:
             drawn = EngineContestant("temperature 1, top_p 0.9", greedy.llm, temperature=1.0, top_p=0.9)
             setup.show(f"{logits}, vocabulary {greedy.llm.model_info().vocab_size}:")
-            short = [Workload(batch, 16, 32) for batch in setup.batches]
+            short = [SpeedWorkload(batch, 16, 32) for batch in setup.batches]
             where = f" with {logits}"
             promises += ratios((drawn, greedy), short, ("decode",), bound, setup.runs, setup.show, where)
     return promises

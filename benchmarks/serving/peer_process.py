@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tk.benchmarks.peers.environments import peer_environment
-from tk.benchmarks.peers.token_clock import Speeds, Workload
+from tk.benchmarks.peers.token_clock import Speeds, SpeedWorkload
 
 _KEPT: Final = ("PATH", "HOME", "LANG")  # of this process's environment
 
@@ -64,7 +64,7 @@ class PeerProcess:
         self._reply()
         self.ready_seconds = time.perf_counter() - start
 
-    def run(self, workload: Workload) -> Speeds:
+    def run(self, workload: SpeedWorkload) -> Speeds:
         """Runs a workload.
 
         Raises:

@@ -16,7 +16,7 @@ _MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True)
-class Figures:
+class ProcessFigures:
     """What the processes of a server hold at a moment: bytes, descriptors, threads.
 
     Attributes:
@@ -36,7 +36,7 @@ class Figures:
     processes: int
 
     @staticmethod
-    def of(pid: int, start: float) -> "Figures":
+    def of(pid: int, start: float) -> "ProcessFigures":
         """Reads the figures of a server."""
         others = [each for each in descendants(pid) if each != pid]
         pss = 0
@@ -45,7 +45,7 @@ class Figures:
                 pss += rolled_up(each, "Pss")
         held = [len(list(Path(f"/proc/{pid}/{kind}").iterdir())) for kind in ("fd", "task")]
         rss, anonymous = (rolled_up(pid, name) for name in ("Rss", "Anonymous"))
-        return Figures(time.monotonic() - start, rss, anonymous, pss, held[0], held[1], len(others))
+        return ProcessFigures(time.monotonic() - start, rss, anonymous, pss, held[0], held[1], len(others))
 
     def row(self, name: str) -> str:
         """Formats the figures as a line of the table."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tk.benchmarks.peers.token_clock import Speeds, Workload
+from tk.benchmarks.peers.token_clock import Speeds, SpeedWorkload
 from tk.core.cpu import read_cpu
 from tk.core.dtypes import BF16
 from tk.core.native import NativeSource, NativeUnit, load_library
@@ -32,7 +32,7 @@ PASSES: Final = 10
 Pass = Callable[[int], object]  # reads the part of one thread, PASSES times
 
 
-class Reader:
+class MemoryReader:
     """A way to read memory on several threads, as a contestant whose speed "read" is in bytes per second."""
 
     def __init__(self, name: str, read: Pass, threads: int, num_bytes: int) -> None:
@@ -41,7 +41,7 @@ class Reader:
         self._threads = threads
         self._num_bytes = num_bytes
 
-    def run(self, _: Workload) -> Speeds:
+    def run(self, _: SpeedWorkload) -> Speeds:
         """Reads all of it PASSES times."""
         with ThreadPoolExecutor(self._threads) as pool:
             start = time.perf_counter()
@@ -50,7 +50,7 @@ class Reader:
         return {"read": PASSES * self._num_bytes / seconds}
 
 
-def readers(kernels: Kernels, threads: int, num_bytes: int = NUM_BYTES) -> list[Reader]:
+def readers(kernels: Kernels, threads: int, num_bytes: int = NUM_BYTES) -> list[MemoryReader]:
     """Returns the readers: a plain loop, a loop that prefetches, and the product of one row with weights in bf16.
 
     Args:
@@ -77,7 +77,7 @@ def readers(kernels: Kernels, threads: int, num_bytes: int = NUM_BYTES) -> list[
     ways: dict[str, Pass] = {name: plain(function) for name, function in read_loops().items()}
     ways["linear kernel"] = multiply
     read = sum(len(memory) for _, memory in parts)
-    return [Reader(name, way, threads, read) for name, way in ways.items()]
+    return [MemoryReader(name, way, threads, read) for name, way in ways.items()]
 
 
 def read_loops() -> Mapping[str, Callable[[int, int, int], int]]:

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import grpc
 
-from tk.benchmarks.serving.grpc_load import ServedModel
-from tk.benchmarks.serving.process_figures import Figures
+from tk.benchmarks.serving.grpc_load import LoadedServer
+from tk.benchmarks.serving.process_figures import ProcessFigures
 from tk.benchmarks.serving.reload_steps import Edit, files_of
-from tk.benchmarks.serving.soak_answers import Answer, Callers, bearer, malformed, refused
-from tk.benchmarks.serving.soak_cases import Case
+from tk.benchmarks.serving.soak_answers import SoakAnswer, SoakCallers, bearer, malformed, refused
+from tk.benchmarks.serving.soak_cases import SoakCase
 from tk.infer.serve.access.tokens import ADMIN, GENERATE, Caller, line_of, token_digest
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import AdminStub, GenerationStub
@@ -39,9 +39,9 @@ class Expected:
     """The answers of fresh servers, each of one step."""
 
     def __init__(self) -> None:
-        self._answers: dict[int, list[Answer]] = {}
+        self._answers: dict[int, list[SoakAnswer]] = {}
 
-    def has(self, number: int, answer: Answer) -> bool:
+    def has(self, number: int, answer: SoakAnswer) -> bool:
         """Returns whether an answer is, or begins, that of the step that it reports; of any step if it reports none."""
         if answer.status not in ("OK", "CUT"):
             return True
@@ -49,10 +49,10 @@ class Expected:
         compare = answer.equals if answer.status == "OK" else answer.begins
         return any(compare(self._answers[step][number]) for step in steps if step in self._answers)
 
-    async def learn(self, step: int, served: ServedModel, cases: Sequence[Case]) -> None:
+    async def learn(self, step: int, served: LoadedServer, cases: Sequence[SoakCase]) -> None:
         """Asks a fresh server of a step."""
         async with grpc.aio.insecure_channel(served.target) as channel:
-            with closing(Callers(channel, served.http_address)) as callers:
+            with closing(SoakCallers(channel, served.http_address)) as callers:
                 answers = [await callers.ask(case, PRINCIPALS[0]) for case in cases]
         for number, answer in enumerate(answers):
             if answer.status != "OK":
@@ -74,19 +74,19 @@ class ReloadSoak:
     """
 
     def __init__(
-        self, served: ServedModel, steps: Sequence[Path], cases: Sequence[Case], expected: "Expected", channel: Any
+        self, served: LoadedServer, steps: Sequence[Path], cases: Sequence[SoakCase], expected: "Expected", channel: Any
     ) -> None:
         self._served, self._steps, self._cases, self._expected = served, steps, cases, expected
         self._stub: Any = GenerationStub(channel)
         self._admin: Any = AdminStub(channel)
-        self._callers = Callers(channel, served.http_address)
+        self._callers = SoakCallers(channel, served.http_address)
         self._edits = asyncio.Lock()  # no file is changed while a step is loaded
         self._numbers = iter(range(1 << 60))
         self._over = 0.0
         self.start = time.monotonic()
         self.ends: Counter[str] = Counter()
         self.wrong: list[str] = []
-        self.samples: list[Figures] = []
+        self.samples: list[ProcessFigures] = []
         self.num_edits = self.reloads = 0
 
     async def run(self, seconds: float, every: float, concurrency: int, edits: bool) -> None:
@@ -119,7 +119,7 @@ class ReloadSoak:
             answer = await self._callers.ask(case, draw.choice(PRINCIPALS), **options)
             self._judge(number, case, fate, answer)
 
-    def _judge(self, number: int, case: Case, fate: str, answer: Answer) -> None:
+    def _judge(self, number: int, case: SoakCase, fate: str, answer: SoakAnswer) -> None:
         self.ends[f"{case.kind} {answer.status}"] += 1
         allowed = {"OK", "RESOURCE_EXHAUSTED"} | {"leave": {"CUT"}, "deadline": {"DEADLINE_EXCEEDED"}}.get(fate, set())
         if answer.status not in allowed:
@@ -147,7 +147,7 @@ class ReloadSoak:
             due += every
             if self._has_ended():
                 return
-            sample = await asyncio.to_thread(Figures.of, self._served.process_id, self.start)
+            sample = await asyncio.to_thread(ProcessFigures.of, self._served.process_id, self.start)
             print(sample.row(str(len(self.samples))), flush=True)
             self.samples.append(sample)
             await self.reload()
@@ -189,7 +189,7 @@ class ReloadSoak:
             calls = [self._stub.Tokenize(message, metadata=bearer(PRINCIPALS[0]), timeout=30.0) for _ in range(64)]
             await asyncio.gather(*calls)
 
-    async def settle(self) -> Figures:
+    async def settle(self) -> ProcessFigures:
         """Returns the figures when no request is live and the old workers have ended, or after some time."""
         end = time.monotonic() + IDLE_SECONDS
         while time.monotonic() < end:
@@ -198,7 +198,7 @@ class ReloadSoak:
                 break
             await asyncio.sleep(0.1)
         await asyncio.sleep(3.0)
-        return Figures.of(self._served.process_id, self.start)
+        return ProcessFigures.of(self._served.process_id, self.start)
 
     async def blocks(self) -> Any:
         """Returns the report of the server's blocks."""

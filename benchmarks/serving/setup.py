@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from tk.benchmarks.peers.environments import BUILD, python_if_possible
-from tk.benchmarks.peers.token_clock import Workload
+from tk.benchmarks.peers.token_clock import SpeedWorkload
 from tk.benchmarks.serving.in_turn import Show
 from tk.benchmarks.serving.peer_process import PeerFailed, PeerProcess
 from tk.checkpoint import Checkpoint
@@ -48,9 +48,9 @@ class Setup:
     show: Show
     peers: tuple[PeerProcess, ...] = ()
 
-    def workloads(self, batches: tuple[int, ...] | None = None) -> list[Workload]:
+    def workloads(self, batches: tuple[int, ...] | None = None) -> list[SpeedWorkload]:
         """Returns the workloads of some batch sizes, of all by default."""
-        return [Workload(batch, self.prompt_tokens, self.new_tokens) for batch in batches or self.batches]
+        return [SpeedWorkload(batch, self.prompt_tokens, self.new_tokens) for batch in batches or self.batches]
 
 
 @contextmanager

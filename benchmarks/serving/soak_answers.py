@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import grpc
 
-from tk.benchmarks.serving.soak_cases import Case
+from tk.benchmarks.serving.soak_cases import SoakCase
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import GenerationStub
 
@@ -20,7 +20,7 @@ _STATUSES: Final = {408: "DEADLINE_EXCEEDED", 429: "RESOURCE_EXHAUSTED", 503: "U
 
 
 @dataclass
-class Answer:
+class SoakAnswer:
     """The answer to a call, or the part of it that came.
 
     Attributes:
@@ -41,7 +41,7 @@ class Answer:
         """Returns a sample to be filled."""
         return self.samples.setdefault(index, ["", [], [], ""])
 
-    def begins(self, whole: "Answer") -> bool:
+    def begins(self, whole: "SoakAnswer") -> bool:
         """Returns whether this answer is a part of another one."""
         if self.more != whole.more and self.samples:
             return False
@@ -51,12 +51,12 @@ class Answer:
                 return False
         return True
 
-    def equals(self, other: "Answer") -> bool:
+    def equals(self, other: "SoakAnswer") -> bool:
         """Returns whether two complete answers are one."""
         return (self.samples, self.more) == (other.samples, other.more)
 
 
-class Callers:
+class SoakCallers:
     """Calls of one server.
 
     Args:
@@ -73,7 +73,9 @@ class Callers:
         """Ends the threads."""
         self._threads.shutdown()
 
-    async def ask(self, case: Case, token: str, seconds: float = PATIENCE, leave_after: int = 1 << 30) -> Answer:
+    async def ask(
+        self, case: SoakCase, token: str, seconds: float = PATIENCE, leave_after: int = 1 << 30
+    ) -> SoakAnswer:
         """Makes a call.
 
         Args:
@@ -84,9 +86,9 @@ class Callers:
         """
         if case.body is not None:
             path, body = case.body
-            call = _HttpCall(self._http, token, path, body, seconds, leave_after)
+            call = _SoakHttpCall(self._http, token, path, body, seconds, leave_after)
             return await asyncio.get_running_loop().run_in_executor(self._threads, call.run)
-        answer = Answer()
+        answer = SoakAnswer()
         make = {"stream": self._streamed, "whole": self._whole, "score": self._scored}[case.kind]
         try:
             await make(case.message, {"metadata": bearer(token), "timeout": seconds}, leave_after, answer)
@@ -94,7 +96,7 @@ class Callers:
             answer.status, answer.error = error.code().name, error.details() or ""
         return answer
 
-    async def _streamed(self, message: Any, options: dict[str, Any], leave_after: int, answer: Answer) -> None:
+    async def _streamed(self, message: Any, options: dict[str, Any], leave_after: int, answer: SoakAnswer) -> None:
         call, events = self._stub.Generate(message, **options), 0
         async for event in call:
             events += 1
@@ -113,7 +115,7 @@ class Callers:
                 answer.status = "CUT"
                 return
 
-    async def _whole(self, message: Any, options: dict[str, Any], leave_after: int, answer: Answer) -> None:
+    async def _whole(self, message: Any, options: dict[str, Any], leave_after: int, answer: SoakAnswer) -> None:
         call = self._stub.GenerateOnce(message, **options)
         if leave_after < 1 << 30:
             await asyncio.sleep(0.02 * leave_after)
@@ -126,11 +128,11 @@ class Callers:
             logprobs = [each.SerializeToString() for each in each.logprobs]
             answer.samples[each.index] = [each.text, list(each.token_ids), logprobs, each.reason]
 
-    async def _scored(self, message: Any, options: dict[str, Any], leave_after: int, answer: Answer) -> None:
+    async def _scored(self, message: Any, options: dict[str, Any], leave_after: int, answer: SoakAnswer) -> None:
         answer.more = (await self._stub.Score(message, **options)).SerializeToString()
 
 
-class _HttpCall:
+class _SoakHttpCall:
     """A call over HTTP, on a thread that waits."""
 
     def __init__(
@@ -141,8 +143,8 @@ class _HttpCall:
         self._headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
         self._headers["x-request-timeout"] = f"{seconds:.3f}"
 
-    def run(self) -> Answer:
-        answer = Answer()
+    def run(self) -> SoakAnswer:
+        answer = SoakAnswer()
         connection = http.client.HTTPConnection(self._address, timeout=PATIENCE)
         try:
             connection.request("POST", self._path, self._data, self._headers)
@@ -153,7 +155,7 @@ class _HttpCall:
             connection.close()
         return answer
 
-    def _read(self, response: http.client.HTTPResponse, answer: Answer) -> None:
+    def _read(self, response: http.client.HTTPResponse, answer: SoakAnswer) -> None:
         if response.status != 200:
             answer.error = response.read().decode(errors="replace")
             answer.status = _STATUSES.get(response.status, f"HTTP {response.status}")

@@ -14,7 +14,7 @@ _ROOM: Final = 12  # bits of a number that a regular expression is told apart by
 
 
 @dataclass(frozen=True)
-class Case:
+class SoakCase:
     """A request.
 
     Attributes:
@@ -27,19 +27,19 @@ class Case:
     message: Message | None = None
     body: tuple[str, dict[str, Any]] | None = None
 
-    def fresh(self, number: int) -> "Case":
+    def fresh(self, number: int) -> "SoakCase":
         """Returns a request with the same answer, whose constraint, if any, is one that no request had before."""
         if isinstance(self.message, pb.GenerateRequest) and self.message.sampling.WhichOneof("constraint"):
             message = pb.GenerateRequest.FromString(self.message.SerializeToString())
             _set_apart(message.sampling, number)
-            return Case(self.kind, message)
+            return SoakCase(self.kind, message)
         if self.body is not None and "response_format" in self.body[1]:
             path, body = self.body
-            return Case(self.kind, body=(path, {**body, "response_format": _form(number)}))
+            return SoakCase(self.kind, body=(path, {**body, "response_format": _form(number)}))
         return self
 
 
-def make_cases(count: int, vocab_size: int) -> list[Case]:
+def make_cases(count: int, vocab_size: int) -> list[SoakCase]:
     """Returns requests of all kinds, the same ones each time."""
     makers = (_stream, _whole, _constrained, _chat, _score, _over_http)
     return [makers[number % len(makers)](random.Random(f"case {number}"), vocab_size) for number in range(count)]
@@ -57,23 +57,23 @@ def _request(draw: random.Random) -> pb.GenerateRequest:
     return pb.GenerateRequest(sampling=sampling, stopping=stopping)
 
 
-def _stream(draw: random.Random, vocab_size: int) -> Case:
+def _stream(draw: random.Random, vocab_size: int) -> SoakCase:
     request = _request(draw)
     request.tokens.ids.extend(draw.choices(range(10, vocab_size), k=draw.randint(1, 200)))
-    return Case("stream", request)
+    return SoakCase("stream", request)
 
 
-def _whole(draw: random.Random, vocab_size: int) -> Case:
+def _whole(draw: random.Random, vocab_size: int) -> SoakCase:
     request = _request(draw)
     request.text = _text(draw)
     request.stopping.stop.append(draw.choice(_WORDS))
     request.output.logprobs = draw.randint(0, 5)
     if draw.random() < 0.3:
         request.output.prompt_logprobs = 2
-    return Case("whole", request)
+    return SoakCase("whole", request)
 
 
-def _constrained(draw: random.Random, vocab_size: int) -> Case:
+def _constrained(draw: random.Random, vocab_size: int) -> SoakCase:
     request = _request(draw)
     request.text = _text(draw)
     constraint = draw.choice(("json_schema", "regex", "grammar"))
@@ -83,29 +83,31 @@ def _constrained(draw: random.Random, vocab_size: int) -> Case:
         "grammar": 'start: item ("," item)*\nitem: /[a-z]+/ | /[0-9]+/\n',
     }
     setattr(request.sampling, constraint, texts[constraint])
-    return Case(draw.choice(("stream", "whole")), request)
+    return SoakCase(draw.choice(("stream", "whole")), request)
 
 
-def _chat(draw: random.Random, vocab_size: int) -> Case:
+def _chat(draw: random.Random, vocab_size: int) -> SoakCase:
     request = _request(draw)
     for role in ("user", "assistant", "user")[: draw.choice((1, 3))]:
         request.chat.messages.add(role=role, content=_text(draw))
-    return Case(draw.choice(("stream", "whole")), request)
+    return SoakCase(draw.choice(("stream", "whole")), request)
 
 
-def _score(draw: random.Random, vocab_size: int) -> Case:
-    return Case("score", pb.ScoreRequest(text=_text(draw), continuation_text=" " + _text(draw), top=draw.randint(0, 3)))
+def _score(draw: random.Random, vocab_size: int) -> SoakCase:
+    return SoakCase(
+        "score", pb.ScoreRequest(text=_text(draw), continuation_text=" " + _text(draw), top=draw.randint(0, 3))
+    )
 
 
-def _over_http(draw: random.Random, vocab_size: int) -> Case:
+def _over_http(draw: random.Random, vocab_size: int) -> SoakCase:
     body: dict[str, Any] = {"seed": draw.getrandbits(32), "max_tokens": draw.randint(1, 40), "n": draw.choice((1, 2))}
     body |= {"temperature": draw.choice((0.0, 0.8)), "stream": draw.random() < 0.5}
     if draw.random() < 0.4:
         body["response_format"] = _form(0)
     if draw.random() < 0.5:
-        return Case("http", body=("/v1/completions", {**body, "prompt": _text(draw)}))
+        return SoakCase("http", body=("/v1/completions", {**body, "prompt": _text(draw)}))
     messages = [{"role": "user", "content": _text(draw)}]
-    return Case("http", body=("/v1/chat/completions", {**body, "messages": messages}))
+    return SoakCase("http", body=("/v1/chat/completions", {**body, "messages": messages}))
 
 
 def _schema(number: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Start:
+class ServerStart:
     """A start.
 
     Attributes:
@@ -26,7 +26,7 @@ class Start:
     own_bytes: int
 
 
-def measure_start(path: Path, threads: int, tp: int = 1) -> Start:
+def measure_start(path: Path, threads: int, tp: int = 1) -> ServerStart:
     """Starts a server, measures it, and ends it.
 
     Raises:
@@ -63,7 +63,7 @@ def measure_start(path: Path, threads: int, tp: int = 1) -> Start:
             resident, own = (sum(rolled_up(pid, field) for pid in processes) for field in ("Rss", "Pss"))
         finally:
             server.send_signal(signal.SIGTERM)
-    return Start(ready, resident, own)
+    return ServerStart(ready, resident, own)
 
 
 def descendants(pid: int) -> Iterator[int]:

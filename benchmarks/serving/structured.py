@@ -3,7 +3,7 @@
 import json
 from typing import Any, Final
 
-from tk.benchmarks.peers.token_clock import Workload
+from tk.benchmarks.peers.token_clock import SpeedWorkload
 from tk.benchmarks.serving.engines import EngineContestant, engine
 from tk.benchmarks.serving.in_turn import Promise, compared, medians_in_turn
 from tk.benchmarks.serving.setup import Setup
@@ -42,7 +42,7 @@ def structured(setup: Setup) -> list[Promise]:
             EngineContestant("schema", free.llm, temperature=1.0, ignore_eos=False, json_schema=json.dumps(RECORDS)),
             EngineContestant("regex", free.llm, temperature=1.0, ignore_eos=False, regex=WORDS),
         ]
-        workload = Workload(BATCH, setup.prompt_tokens, setup.new_tokens)
+        workload = SpeedWorkload(BATCH, setup.prompt_tokens, setup.new_tokens)
         speeds = medians_in_turn(contestants, workload, setup.runs, setup.show)
         setup.show(f"batch {BATCH:>3} decode   {compared(speeds, 'decode')}")
         promises = [

@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 from typing import Final
 
-from tk.benchmarks.peers.token_clock import Workload
+from tk.benchmarks.peers.token_clock import SpeedWorkload
 from tk.benchmarks.serving.engines import engine
 from tk.benchmarks.serving.in_turn import Contestant, Promise, compared, medians_in_turn
 from tk.benchmarks.serving.setup import QUANTIZED, Setup
@@ -22,7 +22,7 @@ def weights(setup: Setup) -> list[Promise]:
             contestants.append(stack.enter_context(engine(_own(dtype), setup.model, **options)))
             if QUANTIZED.get(dtype) in peers:
                 contestants.append(peers[QUANTIZED[dtype]])
-        workload = Workload(1, setup.prompt_tokens, setup.new_tokens)
+        workload = SpeedWorkload(1, setup.prompt_tokens, setup.new_tokens)
         speeds = medians_in_turn(contestants, workload, setup.runs, setup.show)
     promises = []
     for dtype, bound in BOUNDS.items():

@@ -32,7 +32,7 @@ def newest_step(
     Args:
         run: the run folder.
         before: only steps older than this one are considered.
-        open_step: opens a step.
+        open_step: opens a step folder; a test may open it in another way.
 
     Returns:
         The step, None if no step is usable; and the reason why each newer step was skipped, by its number.

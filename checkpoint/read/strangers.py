@@ -36,7 +36,7 @@ def refuse_strangers(
     """Raises CheckpointError, which is no damage, if a sealed folder holds weights that are not the sealed ones.
 
     Args:
-        folder: the folder.
+        folder: a sealed checkpoint's folder.
         names: the names in it.
         manifest: the sealed checkpoint's metadata.
         own: returns all files of the checkpoint, from its parts; called only if a name is not that of a sealed file.

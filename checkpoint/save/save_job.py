@@ -154,7 +154,6 @@ class Buffers:
     """The places of a job's items in one block of memory.
 
     Args:
-        job: the job.
         without: the slots whose items have no place.
     """
 

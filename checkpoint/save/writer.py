@@ -129,7 +129,7 @@ class ChunkWriter:
     Args:
         put: writes bytes at an offset of the entry's file.
         file: the file's name.
-        entry: the entry.
+        entry: says where in the file the bytes begin, and how many there are.
     """
 
     def __init__(self, put: Callable[[memoryview, int], None], file: str, entry: PlannedEntry) -> None:

@@ -43,7 +43,7 @@ def test_the_peer_gets_the_windows_and_its_losses_are_kept(tmp_path: Path) -> No
     peer.chmod(0o755)
     [case] = [case for case in CASES if case.peer]
     results = QualityResults(tmp_path / "results.jsonl")
-    measurer = bench_quality.Measurer({case.model: tmp_path / "model"}, peer, 1, results)
+    measurer = bench_quality.QualityMeasurer({case.model: tmp_path / "model"}, peer, 1, results)
     measurer.by_peer(case, {3: [1, 2, 3], 5: [4, 5]})
     assert (tmp_path / "windows").read_text() == "[[1, 2, 3], [4, 5]]"
     assert (tmp_path / "arguments").read_text().split()[2:] == [str(tmp_path / "model"), "Q4_1", "1"]

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 from tk.benchmarks import bench_serving
-from tk.benchmarks.peers.token_clock import Speeds, Workload
+from tk.benchmarks.peers.token_clock import Speeds, SpeedWorkload
 from tk.benchmarks.serving import beside_peers
 from tk.benchmarks.serving.in_turn import Promise
 from tk.benchmarks.serving.setup import OPENVINO
@@ -65,7 +65,7 @@ class FixedPeer:
 
     name = OPENVINO
 
-    def run(self, workload: Workload) -> Speeds:
+    def run(self, workload: SpeedWorkload) -> Speeds:
         return {"prefill": 1.0, "decode": 1e9}
 
 

@@ -59,7 +59,7 @@ class Passes:
         """Runs forward and backward of this data-parallel rank's micro-batches.
 
         Args:
-            micro_batches: the micro-batches.
+            micro_batches: those of one step, in the order of the schedule.
             loss_factor: the factor of each micro-batch's summed loss.
 
         Returns:

@@ -69,7 +69,7 @@ class TrainingEngine:
         modules: the modules of this rank's stages.
         table: the model's tensors.
         mesh: the rank's groups.
-        options: the options.
+        options: sections of the configuration, and what the run adds to them.
         device: the device of all buffers.
         fill: writes the first values of a parameter.
 

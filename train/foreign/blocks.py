@@ -24,7 +24,6 @@ def find_blocks(
     modules are.
 
     Args:
-        module: the module.
         gather_together: modules, names or patterns of names (`*`, `?`, `[]`); no module inside of them is a block.
 
     Raises:

@@ -25,11 +25,7 @@ _SHARING: Final = (torch.Tensor.numpy, torch.Tensor.__array__)
 
 
 class Disguise(TorchFunctionMode):
-    """Answers for tensors of one construction.
-
-    Args:
-        construction: the construction.
-    """
+    """Answers for tensors of one construction."""
 
     def __init__(self, construction: Construction) -> None:
         super().__init__()

@@ -21,7 +21,6 @@ class ForeignModel:
     """A module and its repeated blocks.
 
     Attributes:
-        module: the module.
         blocks: the repeated blocks (a transformer's layers), by name, in the order of `find_blocks`.
         table: one entry per name of `state_dict`; further names of a shared tensor are aliases. Buffers and parameters
             that take no gradient are not trainable.

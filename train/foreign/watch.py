@@ -17,7 +17,6 @@ class ModuleWatch:
     """A module's parameters at the time of `initialize`, with their places in the flat buffers.
 
     Args:
-        module: the module.
         table: the module's tensors.
         buffers: the flat buffers that hold its parameters.
     """

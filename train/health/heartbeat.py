@@ -24,7 +24,6 @@ class Beat:
     """The place of a rank in its run.
 
     Attributes:
-        rank: the rank.
         step: the current optimizer step, counted from 1; 0 before the first step.
         phase: the current phase, such as "forward" or "reduce".
         since: the begin of the phase, in seconds since the epoch.
@@ -48,7 +47,6 @@ class Heartbeat:
 
     Args:
         folder: the folder of the job's heartbeats; None writes nothing.
-        rank: this rank.
         interval: the least time in seconds between two writes, for a file system that many hosts share; 0 writes every
             phase. A phase that begins earlier is written by a thread once the time is over. So a stuck rank's file
             shows the phase in which it is stuck, and a killed rank's file a phase of its last `interval` seconds.

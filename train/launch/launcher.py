@@ -34,7 +34,6 @@ class Launcher:
     Args:
         module: the module of a rank, such as "tk.train.launch.rank".
         arguments: the arguments of every rank.
-        num_ranks: the number of ranks.
         log_folder: the folder for rank-N.log, the output of every rank but 0. Rank 0 shares this process's output.
         stop_timeout: the time in seconds from the first signal until ranks are killed.
         stall_timeout: the longest time in seconds that a rank may stay in one phase.

@@ -22,7 +22,6 @@ class RankReport:
     """The error that ended a rank.
 
     Attributes:
-        error: the error.
         kind: "peers lost" if it only shows that other ranks have died or are stuck; "known" for any other TkError;
             "unexpected" for all other exceptions.
     """
@@ -36,7 +35,6 @@ def write_error(error: Exception, rank: int, peers_lost: bool) -> None:
 
     Args:
         error: the error that ended the rank.
-        rank: the rank.
         peers_lost: whether the error only shows that other ranks have died or are stuck.
     """
     trace = "".join(traceback.format_exception(error))

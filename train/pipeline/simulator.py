@@ -81,7 +81,6 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Simulation:
     """Simulates a schedule in which every action begins as soon as its rank and its inputs are ready.
 
     Args:
-        schedule: the schedule.
         costs: the durations of actions; None = `Costs.uniform`.
 
     Raises:

@@ -68,7 +68,6 @@ def returned_bytes(shape: PassShape, stage: Stage, deferred: int) -> int:
 
     Args:
         shape: the sizes of the pass.
-        stage: the stage.
         deferred: the number of micro-batches whose weight gradients wait, with the inputs of linear layers; counted
             with all that the stage keeps.
     """

@@ -30,7 +30,6 @@ def moved_bytes(
     """Returns what each part moves; none without offload.
 
     Args:
-        layout: the layout.
         parts: the parts of the rank's model states.
         num_micro_batches: the number of micro-batches of the rank.
         gathered_twice: the share of the parameters that a backward pass gathers again at stage 3.

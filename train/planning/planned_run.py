@@ -45,7 +45,6 @@ class PlannedRun:
 
     Attributes:
         config: the configuration.
-        layout: its layout.
         model: the model's shape.
         spec: the model's decoder.
         table: its tensors with their slots, those that are frozen too.

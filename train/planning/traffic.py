@@ -20,7 +20,6 @@ class Traffic:
 
     Attributes:
         axis: the mesh axis.
-        collective: the collective.
         what: the tensors that are sent.
         ranks: the number of ranks that take part.
         calls: the number of calls per optimizer step.

@@ -14,7 +14,6 @@ class StepProfiler:
     Args:
         options: the section that names the steps.
         folder: the folder of trace-rank-N.json.
-        rank: this rank.
     """
 
     def __init__(self, options: TrainSection, folder: Path, rank: int) -> None:

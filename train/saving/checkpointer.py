@@ -180,7 +180,6 @@ class Checkpointer:
         """Fills parameters and optimizer states from a checkpoint of any layout; every rank calls it.
 
         Args:
-            checkpoint: the checkpoint.
             optimizer_step: the number of updates before it.
             loss_scale: the stored loss scale; None if there is none.
             readers: the ranks of this host, which share their reads.

@@ -96,7 +96,6 @@ class Snapshot:
         fp32 values come from "master" if it is stored, else from "weight".
 
         Args:
-            checkpoint: the checkpoint.
             peers: the ranks of this host that load at the same time; together they read each block once.
 
         Raises:
@@ -110,7 +109,6 @@ class Snapshot:
         """Reads parameters only, of any stored dtype; optimizer states stay unchanged. `publish` completes the load.
 
         Args:
-            checkpoint: the checkpoint.
             peers: see `load`.
             without: frozen tensors that are not read, and may be missing.
 

@@ -48,7 +48,6 @@ class RunResume:
         """Reads the data that `to_json` returned.
 
         Args:
-            data: the data.
             where: the checkpoint's path, for errors.
 
         Raises:
@@ -74,7 +73,7 @@ class ModuleResume:
     """The stored state of a step of `initialize`.
 
     Attributes:
-        step: the number of the step.
+        step: the step's number, as in the folder's name.
         optimizer_step: the number of updates, which is smaller only after skipped steps of `tk train`.
         loss_scale: the loss scale; None if parameters are not fp16.
     """

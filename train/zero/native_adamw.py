@@ -38,7 +38,7 @@ class NativeAdamW:
     """The update of one unit of the library.
 
     Args:
-        library: the library.
+        library: the loaded library; all units of it stand in it.
         unit: the name of the unit.
     """
 

@@ -88,7 +88,6 @@ class SavedActivations:
     other layouts or classes than torch's plain one, and those whose memory is smaller than LEAST.
 
     Args:
-        device: the device.
         kept: tensors whose memory lives as long as the run.
 
     Attributes:

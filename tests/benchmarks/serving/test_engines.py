@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tk.benchmarks.peers.token_clock import NotTogether, Workload
+from tk.benchmarks.peers.token_clock import NotTogether, SpeedWorkload
 from tk.benchmarks.serving.engines import EngineContestant, engine
 from tk.infer import LLM
 from tk.infer.engine.request.events import Event
@@ -24,7 +24,7 @@ def contestant(monkeypatch: pytest.MonkeyPatch, apart: int) -> EngineContestant:
 
 
 def test_sequences_that_did_not_run_together_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    workload = Workload(2, 4, 3)
+    workload = SpeedWorkload(2, 4, 3)
     assert contestant(monkeypatch, apart=4).run(workload) == {"prefill": 8.0, "decode": 2.0}
     with pytest.raises(NotTogether):
         contestant(monkeypatch, apart=5).run(workload)
@@ -45,6 +45,6 @@ def test_a_seed_gives_every_run_the_same_prompts(
         monkeypatch.setattr(opened.llm.engine, "submit", recorded)
         contestant = EngineContestant("tk", opened.llm, prompt_seed=seed)
         for _ in range(2):
-            contestant.run(Workload(2, 40, 1))
+            contestant.run(SpeedWorkload(2, 40, 1))
     assert prompts[0] != prompts[1]  # within a run
     assert (prompts[:2] == prompts[2:4]) == are_equal

@@ -2,11 +2,11 @@
 
 import pytest
 
-from tk.benchmarks.peers.token_clock import Speeds, Workload
+from tk.benchmarks.peers.token_clock import Speeds, SpeedWorkload
 from tk.benchmarks.serving.in_turn import Promise, best_of, compared, medians_in_turn, ratios
 from tk.benchmarks.serving.peer_process import PeerFailed
 
-WORKLOAD = Workload(2, 8, 1)
+WORKLOAD = SpeedWorkload(2, 8, 1)
 
 
 class Listed:
@@ -15,7 +15,7 @@ class Listed:
     def __init__(self, name: str, speeds: list[float], order: list[str]) -> None:
         self.name, self._speeds, self._order = name, list(speeds), order
 
-    def run(self, workload: Workload) -> Speeds:
+    def run(self, workload: SpeedWorkload) -> Speeds:
         assert workload == WORKLOAD
         self._order.append(self.name)
         if not self._speeds:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tk.benchmarks.peers.token_clock import Workload
+from tk.benchmarks.peers.token_clock import SpeedWorkload
 from tk.benchmarks.serving.peer_process import PeerFailed, PeerProcess
 
 PEER = """
@@ -37,8 +37,8 @@ def start(folder: Path, how: str, timeout: float = 60.0) -> PeerProcess:
 
 def test_workloads_are_answered_one_by_one_and_words_on_stdout_are_not_answers(tmp_path: Path) -> None:
     with closing(start(tmp_path, "load")) as peer:
-        assert peer.run(Workload(4, 8, 1, windows=5)) == {"prefill": 20}
-        assert peer.run(Workload(7, 8, 1)) == {"prefill": 7}
+        assert peer.run(SpeedWorkload(4, 8, 1, windows=5)) == {"prefill": 20}
+        assert peer.run(SpeedWorkload(7, 8, 1)) == {"prefill": 7}
         assert peer.ready_seconds > 0
     assert (tmp_path / "log").read_text() == "a library's words\n"
 
@@ -51,9 +51,9 @@ def test_a_peer_that_cannot_load_says_why(tmp_path: Path) -> None:
 def test_a_failed_workload_ends_the_peer(tmp_path: Path) -> None:
     peer = start(tmp_path, "load")
     with pytest.raises(PeerFailed, match="13 is too many"):
-        peer.run(Workload(13, 8, 1))
+        peer.run(SpeedWorkload(13, 8, 1))
     with pytest.raises(PeerFailed, match="13 is too many"):
-        peer.run(Workload(1, 8, 1))
+        peer.run(SpeedWorkload(1, 8, 1))
 
 
 def test_a_peer_that_does_not_answer_is_ended(tmp_path: Path) -> None:

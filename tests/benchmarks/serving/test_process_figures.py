@@ -6,16 +6,16 @@ import sys
 import threading
 import time
 
-from tk.benchmarks.serving.process_figures import HEADING, Figures
+from tk.benchmarks.serving.process_figures import HEADING, ProcessFigures
 
 
 def test_descriptors_threads_and_children_count() -> None:
-    before = Figures.of(os.getpid(), time.monotonic())
+    before = ProcessFigures.of(os.getpid(), time.monotonic())
     over = threading.Event()
     threading.Thread(target=over.wait).start()
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        after = Figures.of(os.getpid(), time.monotonic())
+        after = ProcessFigures.of(os.getpid(), time.monotonic())
     finally:
         over.set()
         child.communicate()

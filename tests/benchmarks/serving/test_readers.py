@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tk.benchmarks.peers.token_clock import Workload
+from tk.benchmarks.peers.token_clock import SpeedWorkload
 from tk.benchmarks.serving.readers import read_loops, readers
 from tk.infer.engine.kernels.native.binding.library import instruction_sets, load_kernels
 
@@ -23,6 +23,6 @@ def test_all_three_readers_have_a_speed() -> None:
     assert kernels is not None
     assert kernels.refusal() == b""  # by this it asks Linux for the tiles of AMX
     for threads in (1, 2):
-        found = {one.name: one.run(Workload(1, 1, 1)) for one in readers(kernels, threads, num_bytes=2**20)}
+        found = {one.name: one.run(SpeedWorkload(1, 1, 1)) for one in readers(kernels, threads, num_bytes=2**20)}
         assert set(found) == {"plain loop", "prefetched loop", "linear kernel"}
         assert all(speeds["read"] > 0 for speeds in found.values())

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tk.benchmarks.peers.token_clock import Speeds, Workload
+from tk.benchmarks.peers.token_clock import Speeds, SpeedWorkload
 from tk.benchmarks.serving.setup import Setup
 from tk.benchmarks.serving.weights import weights
 from tk.tests.infer.serve.tiny_model import write_tiny_model
@@ -16,7 +16,7 @@ class FixedPeer:
     def __init__(self, name: str, speed: float) -> None:
         self.name, self._speed = name, speed
 
-    def run(self, workload: Workload) -> Speeds:
+    def run(self, workload: SpeedWorkload) -> Speeds:
         assert workload.batch == 1
         return {"prefill": 1.0, "decode": self._speed}
 

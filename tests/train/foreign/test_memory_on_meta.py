@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tk.benchmarks.bench_meta import CASES, SMALL, Case, measure
+from tk.benchmarks.bench_meta import CASES, SMALL, MetaCase, measure
 
-TINY: Case = Case("28 M", dict(SMALL) | {"hidden_size": 512, "intermediate_size": 1408}, {"zero": 3})
+TINY: MetaCase = MetaCase("28 M", dict(SMALL) | {"hidden_size": 512, "intermediate_size": 1408}, {"zero": 3})
 
 
-def _check(case: Case, folder: Path) -> None:
+def _check(case: MetaCase, folder: Path) -> None:
     for figures in measure(case, folder):
         assert figures.built < 2**24, "parameters have memory while the model is built"
         assert figures.unit < figures.resident / 4, "the largest unit is too large to show anything"
@@ -21,7 +21,7 @@ def _check(case: Case, folder: Path) -> None:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("case", [TINY, *(case for case in CASES if case.shape == SMALL)], ids=lambda case: case.name)
-def test_first_values_of_an_ordinary_construction(tmp_path: Path, case: Case) -> None:
+def test_first_values_of_an_ordinary_construction(tmp_path: Path, case: MetaCase) -> None:
     _check(case, tmp_path)
 
 

@@ -20,7 +20,7 @@ class StateFile:
     """A file that ends with this process.
 
     Args:
-        folder: its folder.
+        folder: it gets no name there.
         nbytes: its size.
 
     Attributes:
