@@ -15,10 +15,9 @@ from .options import EngineOptions
 from .request.completion import Completion, CompletionBuilder
 from .request.events import Delta, ModelInfo
 from .request.prompts import GivenPrompt, GivenPrompts, as_prompts, is_one_prompt
-from .request.request import CacheOptions, Request, as_request, as_requests, tokenized
+from .request.request import CacheOptions, Request, as_request, as_requests, tokenized, with_grammar
 from .request.sampling_params import SamplingParams
 from .request.score import Score, score_of, score_requests
-from .request.servable import with_grammar
 from .request.streams import EventStream, Wakeups
 
 

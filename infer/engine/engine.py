@@ -21,8 +21,7 @@ from .planning.job import threads_per_rank
 from .planning.memory_plan import MemoryPlan
 from .planning.model_source import ModelSource
 from .request.events import Event, ModelInfo
-from .request.request import Request
-from .request.servable import check_servable, with_grammar
+from .request.request import Request, check_servable, with_grammar
 from .schedule.books import EngineBooks
 from .schedule.live_request import LiveRequest, Served, seed_of
 from .schedule.live_table import LiveTable

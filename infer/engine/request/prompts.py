@@ -1,6 +1,6 @@
 """The arguments of `generate`: one prompt or many, each text, ids or chat; one SamplingParams or one per prompt."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral
@@ -126,6 +126,19 @@ def check_length(num_tokens: int, max_model_len: int) -> None:
             f"tokens included. Shorten it to at most {max_model_len - 1}.",
             field="prompt",
         )
+
+
+def checked_prompt(ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
+    """Returns the token ids of a prompt; a million takes a twentieth of a second, too long for an event loop.
+
+    Raises:
+        InvalidRequest: one is not in the vocabulary.
+    """
+    prompt = tuple(ids)
+    if prompt and not (min(prompt) >= 0 and max(prompt) < vocab_size):
+        wrong = next(token for token in prompt if not 0 <= token < vocab_size)
+        raise InvalidRequest(f"Token id {wrong} is not one of the vocabulary's, 0 to {vocab_size - 1}.", field="prompt")
+    return prompt
 
 
 def prompt_tokens(tokenizer: Encoder | None, prompt: Prompt, special_tokens: bool = True) -> tuple[int, ...]:

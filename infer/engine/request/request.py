@@ -3,12 +3,30 @@
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
 
 from ....core.argument_types import FLAG, TEXT, wrong_type
 from ....core.errors import InvalidRequest
 from ..grammar.grammar import Grammar
-from .prompts import Encoder, GivenPrompt, GivenPrompts, as_params, as_prompt, as_prompts, described, prompt_tokens
+from .events import ModelInfo
+from .prompts import (
+    Encoder,
+    GivenPrompt,
+    GivenPrompts,
+    as_params,
+    as_prompt,
+    as_prompts,
+    check_length,
+    checked_prompt,
+    described,
+    prompt_tokens,
+)
 from .sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from ..grammar.compiler import Grammars
+
+_MAX_TOP_K: Final = 2**31 - 1  # the plan's width; no vocabulary is larger
 
 
 @dataclass(frozen=True)
@@ -120,3 +138,42 @@ def as_requests(
 def tokenized(request: Request, tokenizer: Encoder | None) -> Request:
     """Returns a request whose prompt is token ids; see `prompt_tokens`."""
     return replace(request, prompt=prompt_tokens(tokenizer, as_prompt(request.prompt), request.special_tokens))
+
+
+def check_servable(request: Request, info: ModelInfo, has_tokenizer: bool) -> None:
+    """Checks a request's options and tokens; the length comes before all work that grows with it.
+
+    Args:
+        request: the request.
+        info: the description of the model.
+        has_tokenizer: whether the checkpoint has a tokenizer.
+
+    Raises:
+        InvalidRequest: a value cannot be served.
+        PromptTooLong: the prompt leaves no room for a new token.
+    """
+    params, vocab_size = request.params, info.vocab_size
+    params.validate(vocab_size)
+    if params.top_k > _MAX_TOP_K:
+        raise InvalidRequest(f"top_k is {params.top_k}; it must be at most {_MAX_TOP_K}.", "top_k")
+    check_length(len(request.token_ids), info.max_model_len)
+    if not request.is_checked:
+        checked_prompt(request.token_ids, vocab_size)
+    if params.stop and not has_tokenizer:
+        raise InvalidRequest(
+            "Stop strings need text, and the checkpoint has no tokenizer.json; use stop_token_ids.",
+            field="stop",
+        )
+
+
+def with_grammar(request: Request, grammars: "Grammars") -> Request:
+    """Returns a request with the grammar of its constraint, if it has one; not for an event loop (see `compile`).
+
+    Raises:
+        InvalidRequest: see `Grammars.compile`.
+    """
+    constraint = request.params.constraint
+    if constraint is None or request.grammar is not None:
+        return request
+    keep = request.params.keep_special_tokens
+    return replace(request, grammar=grammars.compile(constraint, request.principal, request.token_ids, keep))

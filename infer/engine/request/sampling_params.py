@@ -6,13 +6,23 @@ the samplers, and the fields of the wire and of HTTP.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Final, TypeVar
 
-from ....core.argument_types import FLAG, INTEGER, INTEGERS, NUMBER, NUMBERS_BY_INTEGER, TEXT, TEXTS, wrong_type
+from ....core.argument_types import (
+    FLAG,
+    INTEGER,
+    INTEGERS,
+    NUMBER,
+    NUMBERS_BY_INTEGER,
+    TEXT,
+    TEXTS,
+    ArgumentType,
+    wrong_type,
+)
 from ....core.errors import InvalidRequest
 from ..grammar.grammar import Constraint, Kind
-from .option import FLOAT32, INT32, Range, option, option_metadata, options_of
 
 MAX_SAMPLES = 16
 MAX_TOP_LOGPROBS = 20
@@ -20,6 +30,58 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
+INT32: Final = "<i4"
+FLOAT32: Final = "<f4"
+_KEY: Final = "option"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The numbers that an option takes.
+
+    Attributes:
+        low: the lowest one.
+        high: the highest one; inf = there is none.
+        words: what they are, after "it must be".
+        has_low: whether `low` itself is one.
+    """
+
+    low: float
+    high: float
+    words: str
+    has_low: bool = True
+
+    def has(self, value: float) -> bool:
+        """Returns whether a number is one of them; NaN and infinity never are."""
+        return math.isfinite(value) and self.low <= value <= self.high and (self.has_low or value != self.low)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What is known of an option beside its default.
+
+    Attributes:
+        part: the part of the wire's request that has it: "sampling", "stopping" or "output".
+        kind: the type of its values.
+        allowed: its numbers; None = all, or other checks.
+        column: the type of its column in a step, from which the samplers read it; None = it has none.
+    """
+
+    part: str
+    kind: ArgumentType
+    allowed: Range | None = None
+    column: str | None = None
+
+
+def option(default: T, part: str, kind: ArgumentType, allowed: Range | None = None, column: str | None = None) -> T:
+    """Returns the field of an option, whose objects have copies of a default that is a dict; see `Option`."""
+    metadata = {_KEY: Option(part, kind, allowed, column)}
+    value = {"default_factory": default.copy} if isinstance(default, dict) else {"default": default}
+    made: T = field(**value, metadata=metadata)
+    return made
+
+
 _CONSTRAINTS: Final[tuple[Kind, ...]] = ("json_schema", "regex", "grammar")
 _FINITE: Final = Range(-math.inf, math.inf, "a finite number in [-inf, inf]")
 _FROM_0: Final = Range(0.0, math.inf, "a finite number in [0, inf]")
@@ -66,9 +128,7 @@ class SamplingParams:
     repetition_penalty: float = option(1.0, "sampling", NUMBER, _ABOVE_0, FLOAT32)
     presence_penalty: float = option(0.0, "sampling", NUMBER, _FINITE, FLOAT32)
     frequency_penalty: float = option(0.0, "sampling", NUMBER, _FINITE, FLOAT32)
-    logit_bias: Mapping[int, float] = field(
-        default_factory=dict, metadata=option_metadata("sampling", NUMBERS_BY_INTEGER)
-    )
+    logit_bias: Mapping[int, float] = option({}, "sampling", NUMBERS_BY_INTEGER)
     seed: int | None = option(None, "sampling", INTEGER | None, Range(0, 2**64 - 1, "an unsigned 64-bit integer"))
     n: int = option(1, "sampling", INTEGER, Range(1, MAX_SAMPLES, f"1 to {MAX_SAMPLES}"))
     json_schema: str | None = option(None, "sampling", TEXT | None)
@@ -159,7 +219,7 @@ class SamplingParams:
 
 
 # All options by name, in the order above.
-OPTIONS: Final = options_of(SamplingParams)
+OPTIONS: Final = MappingProxyType({each.name: each.metadata[_KEY] for each in fields(SamplingParams)})
 _KINDS: Final = {name: each.kind for name, each in OPTIONS.items()}
 
 

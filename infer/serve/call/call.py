@@ -8,10 +8,9 @@ from typing import Final, TypeVar
 
 from ....core.errors import Cancelled
 from ...engine.request.completion import Completion, CompletionBuilder
-from ...engine.request.prompts import Conversation, GivenPrompt, check_length
-from ...engine.request.request import Request
+from ...engine.request.prompts import Conversation, GivenPrompt, check_length, checked_prompt
+from ...engine.request.request import Request, with_grammar
 from ...engine.request.sampling_params import SamplingParams
-from ...engine.request.servable import checked_prompt, with_grammar
 from ...engine.request.streams import CROWD, EventStream, Wakeups
 from ..access.callers import Callers
 from ..access.tokens import Caller
