@@ -15,7 +15,7 @@ from ..engine.request.prompts import GivenPrompt, GivenPrompts, is_one_prompt
 from ..engine.request.request import CacheOptions, as_request, as_requests
 from ..engine.request.sampling_params import SamplingParams
 from ..engine.request.score import Score
-from .connection import BlockingConnection
+from .connection import BlockingConnection, PendingCall
 from .outgoing import detokenize_message, message_for, score_messages, tokenize_message
 from .wire import completion_from_wire, event_from_wire, model_info_from_wire, score_from_wire
 
@@ -107,13 +107,13 @@ class Client(BlockingConnection):
 
     def _all(self, method: Any, requests: Sequence[Any], convert: Callable[[Any], T]) -> list[T]:
         """Returns the converted answers to several calls, in order; if one fails, the others end."""
-        calls: deque[_PendingCall] = deque()
+        calls: deque[PendingCall] = deque()
         answers: list[T] = []
         try:
             for request in requests:
                 if len(calls) == MAX_IN_FLIGHT:
                     answers.append(convert(calls.popleft().result()))
-                calls.append(_PendingCall(self, method, request))
+                calls.append(PendingCall(self, method, request))
             while calls:
                 answers.append(convert(calls.popleft().result()))
         finally:
@@ -125,29 +125,3 @@ class Client(BlockingConnection):
 def _deltas(events: Generator[Event, None, None]) -> Iterator[Delta]:
     with closing(events):
         yield from (event for event in events if isinstance(event, Delta))
-
-
-class _PendingCall:
-    """A call of a method with one answer in progress."""
-
-    def __init__(self, client: Client, method: Any, request: Any) -> None:
-        self._client, self._method, self._request = client, method, request
-        self._attempts = client._attempts()
-        self._begin()
-
-    def result(self) -> Any:
-        """Waits for the answer; begins the call again if another attempt makes sense."""
-        while True:
-            try:
-                return self._future.result()
-            except grpc.RpcError as error:
-                time.sleep(self._client._pause(error, self._attempts))
-            self._begin()
-
-    def cancel(self) -> None:
-        """Ends the call."""
-        self._future.cancel()
-
-    def _begin(self) -> None:
-        seconds, metadata = self._attempts.seconds_left, self._client._metadata
-        self._future = self._method.future(self._request, timeout=seconds, metadata=metadata)

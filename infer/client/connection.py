@@ -144,12 +144,33 @@ class BlockingConnection(ServerConnection):
 
     def _call(self, method: Any, request: Any) -> Any:
         """Returns the answer to a call; the last attempt's error is raised."""
-        attempts = self._attempts()
+        return PendingCall(self, method, request).result()
+
+
+class PendingCall:
+    """A call of a method with one answer in progress."""
+
+    def __init__(self, connection: ServerConnection, method: Any, request: Any) -> None:
+        self._connection, self._method, self._request = connection, method, request
+        self._attempts = connection._attempts()
+        self._begin()
+
+    def result(self) -> Any:
+        """Waits for the answer; begins the call again if another attempt makes sense."""
         while True:
             try:
-                return method(request, timeout=attempts.seconds_left, metadata=self._metadata)
+                return self._future.result()
             except grpc.RpcError as error:
-                time.sleep(self._pause(error, attempts))
+                time.sleep(self._connection._pause(error, self._attempts))
+            self._begin()
+
+    def cancel(self) -> None:
+        """Ends the call."""
+        self._future.cancel()
+
+    def _begin(self) -> None:
+        seconds, metadata = self._attempts.seconds_left, self._connection._metadata
+        self._future = self._method.future(self._request, timeout=seconds, metadata=metadata)
 
 
 class LoadReader(BlockingConnection):

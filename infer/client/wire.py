@@ -1,11 +1,12 @@
 """The conversion of the engine's values to messages of tk.v1 and back.
 
 Both directions of a conversion are next to each other, so that the server and the client cannot diverge. This module
-checks nothing: see server/requests.py and SamplingParams.validate.
+checks nothing: see serve/call/requests.py and SamplingParams.validate.
 """
 
 from collections.abc import Iterable
 from dataclasses import fields, replace
+from types import MappingProxyType
 from typing import Any, Final
 
 from ...proto.v1 import generation_pb2 as pb
@@ -34,6 +35,11 @@ _PARTS: Final = pb.GenerateRequest.DESCRIPTOR.fields_by_name
 _OPTIONAL: Final = frozenset(
     name for part, name in _VALUES if _PARTS[part].message_type.fields_by_name[name].has_presence
 )
+_REASON_NUMBERS: Final = MappingProxyType(
+    {reason: pb.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason}
+)
+# An unknown reason of a newer server becomes LENGTH, which implies the least.
+_REASONS: Final = MappingProxyType({number: reason for reason, number in _REASON_NUMBERS.items()})
 
 
 def field_to_wire(field: str) -> str:
@@ -94,22 +100,23 @@ def event_to_wire(event: SentEvent) -> pb.GenerateResponse:
     """Converts one event of a stream to its message."""
     match event:
         case Started():
-            return pb.GenerateResponse(started=_started_to_wire(event))
+            values = vars(event) | {"prompt_logprobs": _logprobs_to_wire(event.prompt_logprobs)}
+            return pb.GenerateResponse(started=pb.Started(**values))
         case PromptLogprobs():
             scores = pb.PromptLogprobs(start=event.start, logprobs=_logprobs_to_wire(event.logprobs))
             return pb.GenerateResponse(prompt_logprobs=scores)
         case Delta():
-            delta = pb.Delta(index=event.index, text=event.text, token_ids=event.token_ids)
-            delta.logprobs.extend(_logprobs_to_wire(event.logprobs))
+            logprobs = _logprobs_to_wire(event.logprobs)
+            delta = pb.Delta(index=event.index, text=event.text, token_ids=event.token_ids, logprobs=logprobs)
             return pb.GenerateResponse(delta=delta)
         case Finished():
             finished = pb.Finished(
                 index=event.index,
-                reason=_reason_to_wire(event.reason),
+                reason=_REASON_NUMBERS[event.reason],
                 usage=pb.Usage(**vars(event.usage)),
                 timing=pb.Timing(**vars(event.timing)),
+                **_matched_to_wire(event.matched),
             )
-            _set_matched(finished, event.matched)
             return pb.GenerateResponse(finished=finished)
 
 
@@ -137,34 +144,36 @@ def event_from_wire(response: pb.GenerateResponse) -> SentEvent | None:
             finished = response.finished
             return Finished(
                 index=finished.index,
-                reason=_reason_from_wire(finished.reason),
+                reason=_REASONS.get(finished.reason, FinishReason.LENGTH),
                 usage=Usage(**_values_of(Usage, finished.usage)),
                 timing=Timing(**_values_of(Timing, finished.timing)),
-                matched=_matched(finished),
+                matched=_matched_from_wire(finished),
             )
     return None
 
 
 def completion_to_wire(completion: Completion) -> pb.GenerateResult:
     """Converts a completed request to its message."""
-    result = pb.GenerateResult(
+    choices = [
+        pb.Choice(
+            index=choice.index,
+            text=choice.text,
+            token_ids=choice.token_ids,
+            logprobs=_logprobs_to_wire(choice.logprobs),
+            reason=_REASON_NUMBERS[choice.finish_reason],
+            **_matched_to_wire(choice.matched),
+        )
+        for choice in completion.choices
+    ]
+    return pb.GenerateResult(
         request_id=completion.request_id,
         seed=completion.seed,
+        choices=choices,
         usage=pb.Usage(**vars(completion.usage)),
         timing=pb.Timing(**vars(completion.timing)),
         prompt_logprobs=_logprobs_to_wire(completion.prompt_logprobs),
         step=completion.step,
     )
-    for choice in completion.choices:
-        message = result.choices.add(
-            index=choice.index,
-            text=choice.text,
-            token_ids=choice.token_ids,
-            logprobs=_logprobs_to_wire(choice.logprobs),
-            reason=_reason_to_wire(choice.finish_reason),
-        )
-        _set_matched(message, choice.matched)
-    return result
 
 
 def completion_from_wire(result: pb.GenerateResult) -> Completion:
@@ -174,9 +183,9 @@ def completion_from_wire(result: pb.GenerateResult) -> Completion:
             index=choice.index,
             text=choice.text,
             token_ids=tuple(choice.token_ids),
-            finish_reason=_reason_from_wire(choice.reason),
+            finish_reason=_REASONS.get(choice.reason, FinishReason.LENGTH),
             logprobs=_logprobs_from_wire(choice.logprobs),
-            matched=_matched(choice),
+            matched=_matched_from_wire(choice),
         )
         for choice in result.choices
     ]
@@ -224,17 +233,6 @@ def model_info_from_wire(message: pb.ModelInfo) -> ModelInfo:
     return ModelInfo(**_values_of(ModelInfo, message) | lists)
 
 
-def _started_to_wire(event: Started) -> pb.Started:
-    return pb.Started(
-        request_id=event.request_id,
-        prompt_tokens=event.prompt_tokens,
-        cached_tokens=event.cached_tokens,
-        seed=event.seed,
-        prompt_logprobs=_logprobs_to_wire(event.prompt_logprobs),
-        step=event.step,
-    )
-
-
 def _logprobs_to_wire(logprobs: Iterable[TokenLogprob]) -> list[pb.TokenLogprob]:
     return [
         pb.TokenLogprob(
@@ -263,25 +261,11 @@ def _logprobs_from_wire(logprobs: Iterable[pb.TokenLogprob]) -> tuple[TokenLogpr
     )
 
 
-def _reason_to_wire(reason: FinishReason) -> pb.FinishReason:
-    number: pb.FinishReason = pb.FinishReason.Value(f"FINISH_REASON_{reason.name}")
-    return number
+def _matched_to_wire(matched: str | int | None) -> dict[str, Any]:
+    return {"stop" if isinstance(matched, str) else "stop_token_id": matched}  # None leaves the field unset
 
 
-def _reason_from_wire(reason: int) -> FinishReason:
-    """Converts a reason back; an unknown reason of a newer server becomes LENGTH, which implies the least."""
-    name = pb.FinishReason.Name(reason) if reason in pb.FinishReason.values() else ""
-    return FinishReason.__members__.get(name.removeprefix("FINISH_REASON_"), FinishReason.LENGTH)
-
-
-def _set_matched(message: pb.Finished | pb.Choice, matched: str | int | None) -> None:
-    if isinstance(matched, str):
-        message.stop = matched
-    elif matched is not None:
-        message.stop_token_id = matched
-
-
-def _matched(message: pb.Finished | pb.Choice) -> str | int | None:
+def _matched_from_wire(message: pb.Finished | pb.Choice) -> str | int | None:
     arm = message.WhichOneof("matched")
     return getattr(message, arm) if arm else None
 

@@ -51,8 +51,9 @@ class AsyncLLM:
         if self._starting is not None:
             raise ConfigError("The model is loaded already, or loading: call start() or use `async with` only once.")
         self._home = HomeProcess("This AsyncLLM")  # a fork may load the model if the first process has not
-        with _one_thread() as executor:
-            self._starting = executor.submit(Engine.start, self._options)
+        executor = ThreadPoolExecutor(1, "tk-start")
+        self._starting = executor.submit(Engine.start, self._options)
+        executor.shutdown(wait=False)  # its thread ends after its work
         try:
             engine = await asyncio.wrap_future(self._starting)
         except asyncio.CancelledError:
@@ -172,16 +173,6 @@ async def _collect(events: EventStream) -> Completion:
     async for event in events:
         builder.add(event)
     return builder.completion()
-
-
-@contextmanager
-def _one_thread() -> Iterator[ThreadPoolExecutor]:
-    """Yields an executor whose thread ends after its work; leaving the context does not wait for it."""
-    executor = ThreadPoolExecutor(1, "tk-start")
-    try:
-        yield executor
-    finally:
-        executor.shutdown(wait=False)
 
 
 def _close_started(starting: Future[Engine]) -> None:

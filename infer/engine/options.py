@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from operator import ge, gt
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -27,9 +28,16 @@ _TYPES: Final = MappingProxyType(
         "served_model_names": TEXTS,
     }
 )
-_POSITIVE: Final = (
-    *("tp", "kv_blocks", "kv_memory", "threads", "max_model_len", "max_running", "max_batched_tokens"),
-    *("max_queued_tokens", "quota_sequences", "quota_tokens"),
+# What values other than None must be, compared with a number; in the words of an error; and whose values these are.
+_BOUNDS: Final = (
+    (ge, 1, "1 or more", ("tp", "kv_blocks", "kv_memory", "threads", "max_model_len", "max_running")),
+    (ge, 1, "1 or more", ("max_batched_tokens", "max_queued_tokens", "quota_sequences", "quota_tokens")),
+    (ge, 0, "0 or more", ("max_queued", "max_restarts", "speculate")),
+    (gt, 0, "more than 0 milliseconds", ("max_step_ms", "slow_step_ms")),
+    (gt, 0, "more than 0 seconds", ("step_timeout",)),
+)
+_NAMES: Final = MappingProxyType(
+    {"dtype": COMPUTE_NAMES, "weight_dtype": WEIGHT_DTYPES, "kv_dtype": KV_DTYPES, "kernels": KERNELS[1:]}
 )
 MAX_NAME: Final = 200  # characters
 MAX_HEAD_ROWS: Final = 64  # rows of logits at a time: more would take much memory, since the vocabulary is large
@@ -114,27 +122,16 @@ class EngineOptions:
         if (wrong := wrong_type(self, _TYPES)) is not None:
             name, why = wrong
             raise ConfigError(f"{name} is {why}")
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} = {value}; it must be 1 or more.")
-        for name in ("max_queued", "max_restarts", "speculate"):
-            value = getattr(self, name)
-            if value < 0:
-                raise ConfigError(f"{name} = {value}; it must be 0 or more.")
-        for name in ("max_step_ms", "slow_step_ms"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} = {value}; it must be more than 0 milliseconds.")
-        for name, known in (("dtype", COMPUTE_NAMES), ("weight_dtype", WEIGHT_DTYPES), ("kv_dtype", KV_DTYPES)):
+        for is_right, bound, words, names in _BOUNDS:
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not is_right(value, bound):
+                    raise ConfigError(f"{name} = {value}; it must be {words}.")
+        for name, known in _NAMES.items():
             value = getattr(self, name)
             if value not in ("auto", *known):
                 raise ConfigError(f"{name} = {value!r}; use one of auto, {', '.join(known)}.")
         _check_names(self.served_model_names)
-        if self.step_timeout is not None and not self.step_timeout > 0:
-            raise ConfigError(f"step_timeout = {self.step_timeout}; it must be more than 0 seconds.")
-        if self.kernels not in KERNELS:
-            raise ConfigError(f"kernels = {self.kernels!r}; use one of {', '.join(KERNELS)}.")
         if self.block_size < 1 or ATTENTION_TILE % self.block_size:
             raise ConfigError(f"block_size = {self.block_size}; it must be a power of two up to {ATTENTION_TILE}.")
         if self.max_running > self.max_batched_tokens:
