@@ -2,23 +2,25 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Any, Final
 
 from ...engine.request.completion import Completion, CompletionBuilder
-from ...engine.request.events import Delta, Finished, PromptLogprobs, Started, Usage
-from ..call.call import INLINE_LOGPROBS, ServerCall
+from ...engine.request.events import Delta, Finished, PromptLogprobs, SentEvent, Started, Usage
+from ...engine.request.streams import EventStream
+from ..call.call import INLINE_LOGPROBS, RequestRunner, ServerCall
 from ..call.deadline import ended_by
 from ..call.request_ids import METADATA_KEY
 from ..http.json_body import parsed
 from ..http.messages import EVENTS, JSON, LAST_EVENT, HttpRequest, Reply, dumped, event_of
 from ..http.problems import HttpProblem
-from .asked import AskedCompletion, Read
-from .choices import Dialect, reason_of, usage_of
-from .served import Numbered, ServedModel, running_all
+from ..metrics.request_record import RequestRecord
+from .dialects import CompletionCall, Dialect, read_call, reason_of
 
 TIMEOUT_HEADER: Final = "x-request-timeout"
+Numbered = tuple[int, SentEvent]  # an event, after the number of its request
 Finish = Callable[[], Awaitable[None]]
 
 
@@ -26,41 +28,76 @@ class Completions:
     """Answers the calls of one path.
 
     Args:
-        model: the served model.
-        read: reads the body.
-        dialect: forms the answers.
+        runner: runs the requests of the server.
+        dialect: the form of bodies and answers.
     """
 
-    def __init__(self, model: ServedModel, read: Read, dialect: Dialect) -> None:
-        self._model, self._read, self._dialect = model, read, dialect
+    def __init__(self, runner: RequestRunner, dialect: Dialect) -> None:
+        self._runner, self._dialect = runner, dialect
 
     async def __call__(self, request: HttpRequest, call: ServerCall, reply: Reply) -> None:
         call.expect()
         call.end_within(_timeout(request))
         request_id = request.header(METADATA_KEY) or request.id
         async with ended_by(call.deadline):
-            asked = await parsed(request.body, lambda body: self._read(body, request_id))
+            asked = await parsed(request.body, lambda body: read_call(self._dialect, body, request_id))
             call.describe(*(each.prompt for each in asked.requests))
-            async with running_all(asked.requests, call) as events:
-                answer = _Answer(self._dialect, asked, self._model, request.id, await anext(events))
+            async with call.run(*asked.requests) as streams, aclosing(_events(streams, call.record)) as events:
+                model = self._runner.engine.info.name
+                answer = _Answer(self._dialect, asked, model, request.id, await anext(events))
                 finish = await (answer.stream if asked.is_streamed else answer.whole)(events, reply)
         await finish()  # a client that takes its time is not late
+
+
+async def _events(streams: Sequence[EventStream], record: RequestRecord) -> AsyncGenerator[Numbered, None]:
+    """Yields the events of a call's requests, as they come, with the number of each event's request."""
+    if len(streams) == 1:
+        async for event in streams[0]:
+            record.see(event)
+            yield 0, event
+        return
+    queue: asyncio.Queue[Numbered | Exception | None] = asyncio.Queue(maxsize=1)
+    pumps = [asyncio.create_task(_pump(number, stream, queue)) for number, stream in enumerate(streams)]
+    num_left = len(pumps)
+    try:
+        while num_left:
+            taken = await queue.get()
+            if isinstance(taken, Exception):
+                raise taken
+            if taken is None:
+                num_left -= 1
+            else:
+                record.see(taken[1])
+                yield taken
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _pump(number: int, stream: EventStream, queue: asyncio.Queue[Numbered | Exception | None]) -> None:
+    """Moves the events of a stream into the queue of all; one that waits there lets the stream join its deltas."""
+    try:
+        async for event in stream:
+            await queue.put((number, event))
+        await queue.put(None)
+    except Exception as error:
+        await queue.put(error)
 
 
 class _Answer:
     """The answer to one call, from its first event on."""
 
-    def __init__(
-        self, dialect: Dialect, asked: AskedCompletion, model: ServedModel, name: str, first: Numbered
-    ) -> None:
+    def __init__(self, dialect: Dialect, asked: CompletionCall, model: str, name: str, first: Numbered) -> None:
         self._dialect, self._asked, self._first = dialect, asked, first
+        self._samples, self._has_logprobs = asked.params.n, asked.params.logprobs is not None
         event = first[1]
         assert isinstance(event, Started), "the first event of a request"
         self._common = {
             "id": dialect.id_prefix + name,
             "created": int(time.time()),
-            "model": model.info.name,
-            "system_fingerprint": f"step-{event.step}",  # model.info may be of a newer one
+            "model": model,
+            "system_fingerprint": f"step-{event.step}",  # of other weights than the newest, perhaps
         }
         self._usages: dict[int, Usage] = {}
 
@@ -81,11 +118,11 @@ class _Answer:
     def _body(self, completions: Sequence[Completion]) -> bytes:
         """Returns the complete answer in JSON."""
         choices = [
-            self._dialect.whole(choice, number * self._asked.samples + choice.index, self._asked.has_logprobs)
+            self._dialect.whole(choice, number * self._samples + choice.index, self._has_logprobs)
             for number, completion in enumerate(completions)
             for choice in completion.choices
         ]
-        usage = usage_of([completion.usage for completion in completions])
+        usage = _usage([completion.usage for completion in completions])
         answer = {**self._common, "object": self._dialect.whole_object, "choices": choices, "usage": usage}
         return dumped(answer)
 
@@ -100,19 +137,19 @@ class _Answer:
     async def _end(self, reply: Reply) -> None:
         if self._asked.has_usage:
             usages = list(self._usages.values())
-            await reply.send(event_of(self._chunk([]) | {"usage": usage_of(usages)}))
+            await reply.send(event_of(self._chunk([]) | {"usage": _usage(usages)}))
         await reply.send(LAST_EVENT)
         await reply.end()
 
     async def _send(self, numbered: Numbered, reply: Reply) -> None:
         number, event = numbered
         if isinstance(event, Started):
-            indexes = range(number * self._asked.samples, (number + 1) * self._asked.samples)
+            indexes = range(number * self._samples, (number + 1) * self._samples)
             choices = [choice for index in indexes if (choice := self._dialect.opening(index)) is not None]
         elif isinstance(event, PromptLogprobs):
             choices = []  # neither dialect has them
         else:
-            made = self._choice(event, number, number * self._asked.samples + event.index)
+            made = self._choice(event, number, number * self._samples + event.index)
             choices = [] if made is None else [made]
         for choice in choices:
             await reply.send(event_of(self._chunk([choice])))
@@ -123,7 +160,7 @@ class _Answer:
             self._count(number, event.usage)
             return self._dialect.chunk(index, "", None, reason_of(event.reason))
         logprobs = None
-        if self._asked.has_logprobs:
+        if self._has_logprobs:
             logprobs = self._dialect.logprobs(event.logprobs)
         return self._dialect.chunk(index, event.text, logprobs, None) if event.text or logprobs else None
 
@@ -136,6 +173,18 @@ class _Answer:
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk = {**self._common, "object": self._dialect.chunk_object, "choices": choices}
         return chunk | {"usage": None} if self._asked.has_usage else chunk
+
+
+def _usage(usages: Sequence[Usage]) -> dict[str, Any]:
+    """Returns the numbers of tokens of all prompts of a call."""
+    prompt = sum(usage.prompt_tokens for usage in usages)
+    completion = sum(usage.completion_tokens for usage in usages)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in usages)},
+    }
 
 
 def _timeout(request: HttpRequest) -> float | None:

@@ -1,16 +1,27 @@
-"""The HTTP port of a server, for OpenAI's dialect."""
+"""The HTTP port of a server, for OpenAI's dialect, and its paths."""
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Final
+from urllib.parse import unquote
 
-from ..call.call import Frontend
+from ..access.tokens import ADMIN
+from ..call.call import Frontend, RequestRunner, ServerCall
+from ..errors import UnknownModel
 from ..http.listener import Listener
+from ..http.messages import HttpRequest, Reply, send_json
+from ..http.metrics_port import PATH, metrics_route
 from ..http.origins import rules_of
-from ..http.router import HttpRouter
+from ..http.problems import retry_headers
+from ..http.router import HttpRoute, HttpRouter
 from ..metrics.exposition import MetricsCollector
+from ..operations.lifecycle import ServerState
 from ..options import ServerOptions
-from .routes import routes_of
-from .served import ServedModel
+from .completions import Completions
+from .dialects import ChatDialect, TextDialect
+from .page.files import page_routes
 
+_MODELS: Final = "/v1/models/"  # followed by the name of one
 # The names of fields in errors, which the log may have.
 _NAMES: Final = frozenset(
     (
@@ -37,5 +48,57 @@ class HttpPort(Listener):
     async def open(self, frontend: Frontend) -> None:
         """Starts to listen; see `Port`."""
         runner = frontend.runner
-        routes = routes_of(ServedModel(runner), MetricsCollector(runner.engine, frontend.statistics))
+        routes = routes_of(runner, MetricsCollector(runner.engine, frontend.statistics))
         await self.listen(HttpRouter(routes, frontend, self._origins), frontend.log)
+
+
+def routes_of(runner: RequestRunner, metrics: MetricsCollector) -> Mapping[str, HttpRoute]:
+    """Returns the routes of the served model by their paths."""
+    lifecycle = runner.lifecycle
+
+    async def health(request: HttpRequest, call: ServerCall, reply: Reply) -> None:
+        is_serving = lifecycle.state is ServerState.SERVING
+        headers = () if is_serving else retry_headers(503, lifecycle.retry_after)
+        await send_json(reply, {"status": lifecycle.state.value}, 200 if is_serving else 503, headers)
+
+    async def models(request: HttpRequest, call: ServerCall, reply: Reply) -> None:
+        lifecycle.check_loaded()
+        described = [_described(runner, name) for name in runner.engine.info.names]
+        await send_json(reply, {"object": "list", "data": described})
+
+    async def one_model(request: HttpRequest, call: ServerCall, reply: Reply) -> None:
+        lifecycle.check_loaded()
+        name = unquote(request.path.removeprefix(_MODELS))
+        if name not in runner.engine.info.names:
+            raise UnknownModel(f"The model {name[:200]!r} is not served here.")
+        await send_json(reply, _described(runner, name))
+
+    async def load(request: HttpRequest, call: ServerCall, reply: Reply) -> None:
+        lifecycle.check_loaded()
+        await send_json(reply, {"state": lifecycle.state.value, **asdict(runner.engine.books.load())})
+
+    return {
+        **page_routes(),
+        "/health": HttpRoute(health, role=None),
+        # What other callers do is for operators only, here as on the wire.
+        "/load": HttpRoute(load, role=ADMIN),
+        PATH: metrics_route(metrics, ADMIN),
+        "/v1/models": HttpRoute(models),
+        _MODELS: HttpRoute(one_model),
+        "/v1/completions": HttpRoute(Completions(runner, TextDialect()), "POST"),
+        "/v1/chat/completions": HttpRoute(Completions(runner, ChatDialect()), "POST"),
+    }
+
+
+def _described(runner: RequestRunner, name: str) -> dict[str, object]:
+    info = runner.engine.info
+    return {
+        "id": name,
+        "object": "model",
+        "created": info.created,
+        "owned_by": "tk",
+        "max_model_len": info.max_model_len,
+        "step": info.step,
+        "manifest_sha256": info.manifest_sha256,
+        "has_chat_template": runner.prompts.has_chat_template,
+    }

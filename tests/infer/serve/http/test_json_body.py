@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tk.core.errors import InvalidRequest
-from tk.infer.serve.http.json_body import MAX_DEPTH, MAX_STRUCTURE, parse
+from tk.infer.serve.http.json_body import MAX_DEPTH, MAX_STRUCTURE, Fields, parse
 
 
 def test_an_object_is_read_as_json_reads_it() -> None:
@@ -66,3 +66,22 @@ def test_what_is_no_object_of_json_is_refused(body: bytes, match: str) -> None:
 def test_a_deep_object_within_the_bound_is_read() -> None:
     depth = MAX_DEPTH - 1
     assert "a" in parse(b'{"a":' + b"[" * depth + b"1.5" + b"]" * depth + b"}")
+
+
+def test_fields_are_taken_once_and_null_is_unset() -> None:
+    fields = Fields({"text": "a", "number": 1, "nothing": None, "ids": [1, 2]})
+    assert (fields.text("text"), fields.text("text")) == ("a", None)
+    assert fields.number("number") == 1.0
+    assert fields.integers("ids") == [1, 2]
+    assert fields.texts("nothing") == []
+    fields.refuse_rest()
+
+
+def test_what_is_left_is_refused_by_its_path() -> None:
+    inner = Fields({"outer": {"left": 1}}).object("outer")
+    assert inner is not None
+    with pytest.raises(InvalidRequest, match=r"outer\.left is unknown") as caught:
+        inner.refuse_rest()
+    assert caught.value.field == "outer.left"
+    with pytest.raises(InvalidRequest, match="tools is not built"):
+        Fields({"tools": []}).refuse_rest(frozenset({"tools"}))
