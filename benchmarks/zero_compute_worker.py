@@ -5,8 +5,8 @@ import sys
 import numpy as np
 
 from tk.core.casts import Array
+from tk.infer.engine.job import Job
 from tk.infer.engine.kernels.backend import Backend, Masks, no_masks
-from tk.infer.engine.planning.job import Job
 from tk.infer.engine.step.running_plan import RunningPlan
 from tk.infer.engine.step.sampler_output import SamplerOutput
 from tk.infer.engine.worker.worker import work

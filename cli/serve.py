@@ -175,8 +175,8 @@ def serve(
     """
     from ..core.background_log import background_log
     from ..core.process import exit_within, share_one_memory_area
+    from ..infer.engine.job import threads_per_rank
     from ..infer.engine.options import EngineOptions
-    from ..infer.engine.planning.job import threads_per_rank
     from ..infer.engine.worker.processes import WorkerProcesses
     from ..infer.serve.options import check_address, within_open_files
 

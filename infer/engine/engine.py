@@ -16,8 +16,8 @@ from typing import Final, Self
 from ...core.defects import known_or_defect
 from ...core.errors import Cancelled, TkError, WorkerDied
 from ...core.home_process import HomeProcess
+from .job import threads_per_rank
 from .options import EngineOptions
-from .planning.job import threads_per_rank
 from .planning.memory_plan import MemoryPlan
 from .planning.model_source import ModelSource
 from .request.events import Event, ModelInfo

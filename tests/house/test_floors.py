@@ -42,13 +42,14 @@ FLOORS: dict[str, dict[str, int]] = {
     },
     "infer/engine": {
         "grammar": 0,
+        "job": 0,
         "kv_formats": 0,
         "options": 1,
         "request": 2,
         "program": 3,
         "step": 3,
-        "planning": 4,
-        "kernels": 5,
+        "kernels": 4,
+        "planning": 5,
         "schedule": 5,
         "worker": 6,
         "engine": 7,
@@ -96,7 +97,7 @@ FLOORS: dict[str, dict[str, int]] = {
 }
 # The modules that compute. All other modules, policies and clients among them, work without a deep-learning stack.
 COMPUTE: dict[str, str] = {
-    "infer.engine.kernels.aten": "coded_weight experts hadamard interpreter kv_cache model_runner paged_attention "
+    "infer.engine.kernels.aten": "coded_weight experts interpreter kv_cache model_runner paged_attention "
     "pages prepare prepared_weights row_tiles",
     "model": "activation attention balance decoder experts init loading mlp norm peers placement recompute rope",
     "parallel": "collectives cross_entropy functions host layers linear link_factory local_link mesh point_to_point "

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tk.infer import LLM
+from tk.infer.engine.job import Job
 from tk.infer.engine.kernels.backend import Backend
-from tk.infer.engine.planning.job import Job
 from tk.infer.engine.worker.worker import load
 from tk.tests.infer.history import BLOCK_SIZE
 from tk.tests.infer.serve.conftest import engine, server

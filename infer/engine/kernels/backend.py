@@ -36,6 +36,14 @@ class CacheShape:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockBytes:
+    """The bytes of a block of the cache, and of its twin, over all layers of a rank; twin is 0 for a dtype without."""
+
+    block: int
+    twin: int
+
+
+@dataclass(frozen=True, slots=True)
 class DecodedAhead:
     """Where a backend that decodes ahead has stopped.
 

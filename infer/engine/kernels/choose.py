@@ -4,7 +4,7 @@ import logging
 from typing import Final
 
 from ....core.errors import ConfigError
-from ..planning.job import Job
+from ..job import Job
 from ..program.lower import Program
 from ..program.weights import LoadParams
 from .backend import Backend

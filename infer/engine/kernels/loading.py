@@ -4,8 +4,8 @@ from ....checkpoint.read.shared_read import Peers
 from ....core.casts import Array
 from ....core.dtypes import by_name
 from ....core.local_params import LocalParam
+from ..job import Job
 from ..kv_formats import kv_format
-from ..planning.job import Job
 from ..program.equalization import KeyEqualizer
 from ..program.lower import Program
 from ..program.weights import LoadParams, TakeParam

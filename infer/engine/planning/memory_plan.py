@@ -8,21 +8,22 @@ from typing import Final
 from ....core import dtypes
 from ....core.cuda import count_gpus, free_gpu_memory
 from ....core.errors import ConfigError
-from ....core.integers import ceil_div, round_up
+from ....core.integers import ceil_div
 from ....core.local_params import LocalParam
 from ....core.machine_memory import free_memory
 from ....core.progress import format_bytes
 from ....model.config import ModelConfig
 from ....model.registry import decoder_spec
+from ..job import threads_per_rank
+from ..kernels.aten import sizes as aten
+from ..kernels.backend import BlockBytes, CacheShape
+from ..kernels.native import sizes as native
 from ..kv_formats import kv_format
 from ..options import EngineOptions
 from ..program.lower import lower, serving_slices
 from ..program.quantization import Grouping, groupings
-from .buffers import buffer_bytes
-from .job import threads_per_rank
 
 KV_SHARE: Final = 0.3  # the cache's share of the free memory if no option sets its size
-HEAD_PANEL: Final = 16  # native kernels store a head of keys or values in a multiple of as many elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +108,14 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
     """
     weight_dtype = dtype if options.weight_dtype == "auto" else options.weight_dtype
     weight_bytes = weight_bytes_per_rank(config, options.tp, dtype, weight_dtype)
-    pad_to = 1 if options.kernels == "aten" else HEAD_PANEL
-    block_bytes = options.block_size * kv_bytes_per_rank(config, options.tp, kv_dtype, pad_to)
     longest = min(options.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
     spec = decoder_spec(config)
     program = lower(spec, options.tp, 0, serving_slices(spec, options.tp, dtype))
     threads = threads_per_rank(options.tp, options.threads)
-    beside = buffer_bytes(program, options.max_batched_tokens, threads, weight_dtype)
+    sizes, cache = aten if options.kernels == "aten" else native, CacheShape(0, options.block_size, kv_dtype)
+    beside = sizes.buffer_bytes(program, cache, options.max_batched_tokens, threads, weight_dtype)
     room = _room(options)
-    kv_heads = config.num_hidden_layers * max(1, config.num_key_value_heads // options.tp)
-    twin_bytes = options.block_size * kv_heads * kv_format(kv_dtype).twin_bytes(round_up(config.head_dim, pad_to))
-    shape = _CacheBytes(block_bytes, twin_bytes, _twins_needed(options))
+    shape = _CacheBytes(sizes.block_bytes(program, cache), _twins_needed(options))
     num_blocks = _num_blocks(options, room.num_bytes - weight_bytes - beside, shape, longest)
     _check_length(config, options, num_blocks)
     plan = MemoryPlan(
@@ -126,11 +124,11 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
         weight_dtype=weight_dtype,
         kv_dtype=kv_dtype,
         weight_bytes=weight_bytes,
-        block_bytes=block_bytes,
+        block_bytes=shape.one.block,
         block_size=options.block_size,
         num_blocks=num_blocks,
-        num_twins=shape.twins_needed if twin_bytes and shape.twins_needed < num_blocks else 0,
-        twin_bytes=twin_bytes,
+        num_twins=shape.twins_needed if shape.one.twin and shape.twins_needed < num_blocks else 0,
+        twin_bytes=shape.one.twin,
         max_model_len=min(longest, num_blocks * options.block_size),
         max_batched_tokens=options.max_batched_tokens,
         buffer_bytes=beside,
@@ -162,16 +160,15 @@ def _param_bytes(param: LocalParam, quantized: Mapping[str, Grouping], itemsize:
     return param.size * itemsize if grouping is None else param.size // grouping.columns * grouping.group_bytes
 
 
-def kv_bytes_per_rank(config: ModelConfig, tp: int, kv_dtype: str, pad_to: int = 1) -> int:
-    """Returns the bytes of keys and values of one token over all layers, on one rank.
+def kv_bytes_per_rank(config: ModelConfig, tp: int, kv_dtype: str) -> int:
+    """Returns the bytes of keys and values of one token over all layers, on one rank, if no head is padded.
 
     Args:
         config: the model.
         tp: the number of tensor-parallel ranks.
         kv_dtype: the dtype of the cache.
-        pad_to: the number of elements of which a multiple stores a head.
     """
-    vectors_bytes = kv_format(kv_dtype).num_bytes(round_up(config.head_dim, pad_to))
+    vectors_bytes = kv_format(kv_dtype).num_bytes(config.head_dim)
     return config.num_hidden_layers * max(1, config.num_key_value_heads // tp) * vectors_bytes
 
 
@@ -203,16 +200,16 @@ def on_gpus(options: EngineOptions) -> bool:
 class _CacheBytes:
     """The bytes of a block and of a twin, and the number of twins with which no step waits for one."""
 
-    block: int
-    twin: int
+    one: BlockBytes
     twins_needed: int
 
     def num_blocks(self, memory: int) -> int:
         """Returns the number of blocks beside the null block that fit into so many bytes, with twins."""
-        if not self.twin:
-            return memory // self.block - 1
-        shared = (memory - (self.twins_needed + 1) * self.twin) // self.block - 1
-        return shared if shared > self.twins_needed else min(memory // (self.block + self.twin) - 1, self.twins_needed)
+        block, twin, most = self.one.block, self.one.twin, self.twins_needed
+        if not twin:
+            return memory // block - 1
+        shared = (memory - (most + 1) * twin) // block - 1
+        return shared if shared > most else min(memory // (block + twin) - 1, most)
 
 
 def _twins_needed(options: EngineOptions) -> int:
@@ -235,8 +232,8 @@ def _num_blocks(options: EngineOptions, room_left: int, shape: _CacheBytes, long
     if num_blocks < 1:
         raise ConfigError(
             f"{format_bytes(memory)} for the KV cache of a rank is too little: two blocks of {options.block_size} "
-            f"tokens take {format_bytes(2 * (shape.block + shape.twin))}. Raise kv_memory, or choose a smaller model "
-            "or block_size."
+            f"tokens take {format_bytes(2 * (shape.one.block + shape.one.twin))}. Raise kv_memory, or choose a smaller "
+            "model or block_size."
         )
     return int(num_blocks)
 

@@ -25,10 +25,10 @@ from ....model.stored_config import stored_config
 from ....text.tokenizer import Tokenizer
 from ....text.tokenizer_files import TOKENIZER_FILE, TextFiles, eos_token_ids_of
 from ..grammar.compiler import Grammars
+from ..job import Job, threads_per_rank
 from ..options import EngineOptions
 from ..request.events import ModelInfo
 from ..request.sampling_params import MAX_TOP_LOGPROBS
-from .job import Job, threads_per_rank
 from .memory_plan import MemoryPlan, on_gpus, plan_memory
 
 API_REVISION: Final = 6  # the revision of tk.v1, raised with every addition to the wire

@@ -58,6 +58,24 @@ class Program:
     vocab_size: int
     group_slices: int = 1
 
+    @property
+    def row_widths(self) -> dict[str, int]:
+        """The columns of each buffer of rows but logits (see operations.py), with the scores of experts for routing."""
+        heads = self.num_heads * self.head_dim
+        products = {each.target: each.matrix.out_features for each in self.operations if isinstance(each, Multiply)}
+        routes = (each.matrix.out_features for each in self.operations if isinstance(each, Route))
+        return {
+            "hidden": self.hidden_size,
+            "normed": self.hidden_size,
+            "qkv": heads + 2 * self.num_kv_heads * self.head_dim,
+            "query": heads,
+            "attended": heads,
+            "inner": products.get("inner", 0),
+            "gated": max((each.columns for each in self.operations if isinstance(each, Gate)), default=0),
+            "partial": self.hidden_size,
+            "scores": max(routes, default=0),
+        }
+
 
 def frequencies(rope: Rope, head_dim: int) -> list[float]:
     """Returns the radians per position of each pair (d, d + head_dim / 2) of a head (RoFormer, arXiv 2104.09864)."""

@@ -21,9 +21,9 @@ from ....core.dtypes import by_name
 from ....core.errors import CheckpointError, TkError, WorkerDied
 from ....model.registry import decoder_spec
 from ....model.stored_config import stored_config
+from ..job import Job
 from ..kernels.backend import Backend
 from ..kernels.choose import prepare
-from ..planning.job import Job
 from ..program.lower import lower, serving_slices
 from ..program.quantization import groupings
 from ..program.weights import load_params

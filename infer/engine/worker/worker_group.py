@@ -12,7 +12,7 @@ from typing import Final
 
 from ....core.casts import Array
 from ....core.errors import Cancelled, WorkerDied
-from ..planning.job import Job
+from ..job import Job
 from ..step.channel import Frame, error_from, masks_frame, receive, tokens_frame
 from ..step.sampler_output import SamplerOutput
 from .process_state import describe_ranks

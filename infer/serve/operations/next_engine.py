@@ -6,7 +6,7 @@ from typing import Final
 
 from ....core.errors import ConfigError
 from ...engine.engine import Engine
-from ...engine.planning.job import threads_per_rank
+from ...engine.job import threads_per_rank
 from ...engine.planning.model_source import open_beside
 from ...engine.worker.processes import WorkerProcesses
 

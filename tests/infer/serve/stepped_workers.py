@@ -8,7 +8,7 @@ import numpy as np
 
 from tk.core.casts import Array
 from tk.core.errors import Cancelled
-from tk.infer.engine.planning.job import Job
+from tk.infer.engine.job import Job
 from tk.infer.engine.step.sampler_output import SamplerOutput
 from tk.infer.engine.step.step_message import StepMessage, decode_message
 from tk.infer.engine.worker.processes import WorkerProcesses

@@ -8,7 +8,7 @@ from .....core.errors import ConfigError
 from .....core.progress import format_bytes
 from .....model.peers import peers
 from .....parallel.mesh import ALONE, Group, join_world
-from ...planning.job import Job
+from ...job import Job
 from ...program.lower import Program
 from ...program.weights import LoadParams
 from ..loading import load_weights

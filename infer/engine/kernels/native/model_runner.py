@@ -19,11 +19,12 @@ from ..sampler.native_sampler import native_sampler
 from ..sampler.sampler import run_sampler
 from .binding.library import Kernels
 from .binding.structures import NativeModel
+from .buffers import RankBuffers
 from .decode_ahead import AssignedPlan, assign
+from .kv_cache import NativeCache
 from .operations import prepare_operations
 from .packing import PackedWeights, format_of
 from .sampling import StepSampler
-from .state import State
 
 
 class NativeRunner(Backend):
@@ -53,7 +54,8 @@ class NativeRunner(Backend):
         self.samples = True
         self._program, self._functions, self._weights = program, kernels, weights
         self._operations = prepare_operations(program, weights)
-        self._state = State(program, cache, max_tokens, peers, weights.weight_dtype)
+        self._cache = NativeCache(program, cache)
+        self._buffers = RankBuffers(program, cache, max_tokens, threads, peers, weights.weight_dtype)
         self._model = model = NativeModel(
             operations=ctypes.addressof(self._operations),
             num_operations=len(self._operations),
@@ -66,10 +68,11 @@ class NativeRunner(Backend):
             weight_format=format_of(weights.dtype),
             hidden_size=program.hidden_size,
         )
-        self._state.fill(model, threads)
+        self._cache.fill(model)
+        self._buffers.fill(model)
         sampler = native_sampler()
-        self._sampler = StepSampler(sampler, self._state, program.vocab_size, threads) if sampler else None
-        self.kv_bytes = self._state.kv_bytes
+        self._sampler = StepSampler(sampler, self._buffers, program.vocab_size, threads) if sampler else None
+        self.kv_bytes = self._cache.num_bytes
         head = next(each.matrix for each in program.operations if isinstance(each, Head))
         self._rows_of_rank = head.out_features
         self._assigned: AssignedPlan | None = None
@@ -131,14 +134,14 @@ class NativeRunner(Backend):
         """Points the kernels to a plan, unless they read it already, and it has just advanced."""
         if not plan.generation or self._assigned is None or plan.generation != self._assigned.generation:
             self._assigned = assign(plan, self._model)
-            self._state.assign(plan.twins, plan.forks)
+            self._cache.assign(plan.twins, plan.forks)
 
     def _run(self, plan: RunningPlan) -> Iterator[SamplingRows]:
         """Computes the step of the assigned plan in parts of its rows; yields each when its logits are sampled.
 
         The next part overwrites logits and samples; a step without rows has one empty part.
         """
-        model, num_rows, most = self._model, len(plan.rows), self._state.max_head_rows
+        model, num_rows, most = self._model, len(plan.rows), len(self._buffers.logits)
         compute = self._functions.step
         for first in range(0, max(1, num_rows), most):
             rows = plan.rows.part(first, first + most)
@@ -158,5 +161,5 @@ class NativeRunner(Backend):
 
     def _logits(self, num_rows: int) -> Array:
         """Returns the logits of all ranks without padding; a view on one rank."""
-        parts = self._state.logits[:num_rows, :, : self._rows_of_rank]
+        parts = self._buffers.logits[:num_rows, :, : self._rows_of_rank]
         return parts.reshape(num_rows, parts.shape[1] * self._rows_of_rank)[:, : self._program.vocab_size]

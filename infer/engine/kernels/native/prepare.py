@@ -7,8 +7,8 @@ from .....checkpoint.read.shared_read import ALONE, Peers
 from .....core.dtypes import BF16, by_name
 from .....core.errors import ConfigError
 from .....core.process import freed_memory_returned
+from ...job import Job
 from ...kv_formats import kv_format
-from ...planning.job import Job
 from ...program.lower import Program
 from ...program.weights import LoadParams
 from ..backend import CacheShape

@@ -7,12 +7,12 @@ from ...step.channel import Channel
 from ...step.running_plan import RunningPlan
 from ...step.sampler_output import SamplerOutput
 from ...step.sampling_rows import NO_LOGPROBS, SamplingRows
-from ..sampler.block import SamplingBlock, most_alternatives
+from ..sampler.block import SamplingBlock, most_alternatives, scratch_bytes
 from ..sampler.native_sampler import NativeSampler
 from .binding.memory import lazy
 from .binding.structures import Sampling
+from .buffers import RankBuffers
 from .decode_ahead import DecodeAhead
-from .state import State
 
 
 class StepSampler:
@@ -20,17 +20,16 @@ class StepSampler:
 
     Args:
         sampler: the functions.
-        state: the rank's buffers.
+        buffers: the rank's buffers.
         vocab: the number of tokens of the vocabulary.
         threads: the number of threads of the rank.
     """
 
-    def __init__(self, sampler: NativeSampler, state: State, vocab: int, threads: int) -> None:
-        self._block = SamplingBlock(state.max_head_rows, vocab, results=state.results)
-        logits = state.logits
+    def __init__(self, sampler: NativeSampler, buffers: RankBuffers, vocab: int, threads: int) -> None:
+        logits, per_thread = buffers.logits, scratch_bytes(vocab)
+        self._block = SamplingBlock(len(logits), vocab, results=buffers.results)
         self._block.batch.logits, self._block.batch.row_stride = logits.ctypes.data, logits[0].size
-        scratch_bytes = sampler.scratch_bytes(vocab)
-        self._scratch: Array = lazy(threads * scratch_bytes)
+        self._scratch: Array = lazy(threads * per_thread)
         self._sampler = sampler  # its library stays loaded
         self._generation = 0  # of the plan all rows of which the block has, without masks; 0: it has others
         self._most, self._have_candidates = 0, False  # the alternatives of its rows; whether one has candidates
@@ -39,7 +38,7 @@ class StepSampler:
             rows=cast(sampler.sample_rows, c_void_p).value,
             batch=addressof(self._block.batch),
             scratch=self._scratch.ctypes.data,
-            scratch_bytes=scratch_bytes,
+            scratch_bytes=per_thread,
         )
 
     @property

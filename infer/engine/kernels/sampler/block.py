@@ -6,10 +6,15 @@ from typing import Any, Final
 import numpy as np
 
 from .....core.casts import Array
+from .....core.integers import ceil_div, round_up
 from ...request.sampling_params import MAX_TOP_LOGPROBS
 from ...step.sampler_output import NUM_CANDIDATES, SamplerOutput
 from ...step.sampling_rows import NO_LOGPROBS, OPTION_COLUMNS, SamplingRows
 
+# of scratch memory: see tk_sample_rows
+_BLOCK: Final = 64  # tokens that passes over a row handle together
+_TOKEN_BYTES: Final = 20  # a weight, a distance, an id and a logit
+_BLOCK_BYTES: Final = 8  # its largest logit and its number
 _NUMBERS: Final = ("vocab", "row_stride", "mask_stride", "top_width")
 _OPTIONS: Final = {
     **dict.fromkeys(("target", "num_top", "sample_index", "new_number", "mask"), "<i4"),
@@ -118,6 +123,12 @@ class SamplingBlock:
 def results_bytes(capacity: int, top_width: int = MAX_TOP_LOGPROBS) -> int:
     """Returns the bytes of the results of `capacity` rows."""
     return sum(_bytes(name, capacity, top_width) for name in _RESULTS)
+
+
+def scratch_bytes(vocab: int) -> int:
+    """Returns the bytes of the scratch memory that a thread of the sampler in C needs, a multiple of 64."""
+    num_blocks = ceil_div(vocab, _BLOCK)
+    return round_up((num_blocks + 1) * _BLOCK * _TOKEN_BYTES + num_blocks * _BLOCK_BYTES, 64)
 
 
 def most_alternatives(rows: SamplingRows) -> int:

@@ -7,11 +7,10 @@ from typing import Final
 import numpy as np
 
 from .....core.casts import Array
-from .....core.integers import round_up
 from .....core.native import NativeSource, NativeUnit, load_library
 from ...step.sampler_output import SamplerOutput
 from ...step.sampling_rows import SamplingRows
-from .block import SamplingBatch, SamplingBlock, most_alternatives
+from .block import SamplingBatch, SamplingBlock, most_alternatives, scratch_bytes
 
 _FOLDER: Final = Path(__file__).parent
 _X86: Final = ("x86_64",)
@@ -43,18 +42,12 @@ class NativeSampler:
 
     def __init__(self, library: ctypes.CDLL, unit: str) -> None:
         self.unit = unit
-        self._scratch_bytes = getattr(library, f"tk_sampler_scratch_bytes_{unit}")
-        self._scratch_bytes.argtypes, self._scratch_bytes.restype = (ctypes.c_int64,), ctypes.c_int64
         self.sample_rows = getattr(library, f"tk_sample_rows_{unit}")
         self.sample_rows.argtypes = (ctypes.POINTER(SamplingBatch), ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
         self.sample_rows.restype = None
         self._vocab = 0
         self._scratch = np.empty(0, np.float64)
         self._block = SamplingBlock(0, 0)
-
-    def scratch_bytes(self, vocab: int) -> int:
-        """Returns the bytes of the scratch memory that a thread needs, a multiple of 64."""
-        return round_up(int(self._scratch_bytes(vocab)), 64)
 
     def __call__(self, logits_RV: Array, rows: SamplingRows, masks: Array | None = None) -> SamplerOutput:
         """Samples all rows; see `sampler.run_sampler`."""
@@ -74,7 +67,7 @@ class NativeSampler:
         if vocab != self._vocab or num_rows > block.capacity or most > block.top_width:
             capacity, width = max(num_rows, block.capacity), max(most, block.top_width)
             self._block, self._vocab = SamplingBlock(capacity, vocab, width), vocab
-            self._scratch = np.empty(self.scratch_bytes(vocab) // 8, np.float64)
+            self._scratch = np.empty(scratch_bytes(vocab) // 8, np.float64)
         return self._block
 
 

@@ -181,6 +181,7 @@ static void sample_row(const sampling_batch *b, int64_t i, row *r, float *adjust
 }
 
 /* The bytes of the scratch memory of one call. */
+/* The bytes of scratch, for a test: `scratch_bytes` of block.py states them for those who allocate. */
 PUBLIC int64_t NAMED(tk_sampler_scratch_bytes, TK_UNIT)(int64_t vocab)
 {
     const int64_t num_blocks = (vocab + BLOCK - 1) / BLOCK, padded = (num_blocks + 1) * BLOCK;

@@ -8,10 +8,10 @@ import pytest
 
 from tk.core import cuda
 from tk.core.errors import ConfigError
+from tk.infer.engine.job import Job
 from tk.infer.engine.kernels.native.binding.library import instruction_sets
 from tk.infer.engine.options import KERNELS, EngineOptions
 from tk.infer.engine.planning import memory_plan
-from tk.infer.engine.planning.job import Job
 from tk.infer.engine.planning.memory_plan import on_gpus
 from tk.infer.engine.worker.worker import load
 

@@ -8,10 +8,10 @@ import pytest
 from transformers import LlamaForCausalLM
 
 from tk.core.casts import Array
+from tk.infer.engine.job import Job
 from tk.infer.engine.kernels.native.binding.library import instruction_sets
 from tk.infer.engine.kernels.native.model_runner import NativeRunner
 from tk.infer.engine.kv_formats import KVFormat
-from tk.infer.engine.planning.job import Job
 from tk.infer.engine.worker.worker import load
 from tk.tests.infer.engine.kernels.native.running import NUM_BLOCKS, logits
 from tk.tests.infer.engine.program.test_equalization import make_uneven, scale_keys

@@ -16,8 +16,8 @@ from tk.core.console_log import show_log
 from tk.core.errors import CheckpointError, ConfigError, StorageError
 from tk.core.layout import Layout
 from tk.infer import LLM
+from tk.infer.engine.job import Job
 from tk.infer.engine.options import EngineOptions
-from tk.infer.engine.planning.job import Job
 from tk.infer.engine.planning.model_source import ModelSource
 from tk.scripts.broken_checkpoints import is_found_by_verify
 from tk.tests.checkpoint.saving import LLAMA, LLAMA_CONFIG, MIXED, save_step

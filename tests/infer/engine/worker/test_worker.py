@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 from tk.checkpoint import Checkpoint
 from tk.core.errors import CheckpointError, TkError
-from tk.infer.engine.planning.job import Job
+from tk.infer.engine.job import Job
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.engine.schedule.batch_writer import BatchWriter
 from tk.infer.engine.schedule.samples.sample import ScheduledChunk

@@ -23,9 +23,9 @@ from tk.core.layout import Layout
 from tk.core.process import PARENT_VARIABLE
 from tk.infer import LLM, SamplingParams
 from tk.infer.engine.engine import Engine
+from tk.infer.engine.job import Job
 from tk.infer.engine.kernels.native.binding.library import instruction_sets
 from tk.infer.engine.options import EngineOptions
-from tk.infer.engine.planning.job import Job
 from tk.infer.engine.request.events import Failed
 from tk.infer.engine.request.request import Request
 from tk.infer.engine.worker.processes import WorkerProcesses

@@ -17,12 +17,12 @@ from tk.checkpoint import Checkpoint
 from tk.checkpoint.read.shared_read import ALONE as NO_PEERS
 from tk.core.casts import Array
 from tk.core.dtypes import by_name
+from tk.infer.engine.job import Job
 from tk.infer.engine.kernels.aten.kv_cache import KVCache
 from tk.infer.engine.kernels.aten.model_runner import ModelRunner
 from tk.infer.engine.kernels.aten.prepared_weights import PreparedWeights
 from tk.infer.engine.kernels.loading import load_weights
 from tk.infer.engine.kv_formats import KV_DTYPES
-from tk.infer.engine.planning.job import Job
 from tk.infer.engine.program.lower import lower, serving_slices
 from tk.infer.engine.program.quantization import groupings
 from tk.infer.engine.program.weights import load_params

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tk.infer.engine.kernels.aten.hadamard import hadamard
+from tk.infer.engine.kernels.aten.kv_cache import hadamard
 from tk.tests.infer.engine.kernels.stored import hadamard as reference
 
 

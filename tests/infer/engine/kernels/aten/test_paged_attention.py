@@ -9,8 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tk.core.casts import Array
 from tk.infer.engine.kernels.aten import paged_attention
-from tk.infer.engine.kernels.aten.hadamard import hadamard
-from tk.infer.engine.kernels.aten.kv_cache import KVCache
+from tk.infer.engine.kernels.aten.kv_cache import KVCache, hadamard
 from tk.infer.engine.kernels.aten.paged_attention import PagedAttention
 from tk.infer.engine.kernels.aten.pages import CPU, make_pages
 from tk.infer.engine.kv_formats import INT8, VectorFormat, kv_format

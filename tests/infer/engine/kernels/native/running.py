@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from tk.core.casts import Array
+from tk.infer.engine.job import Job
 from tk.infer.engine.kernels.backend import Backend
 from tk.infer.engine.kernels.native.binding.library import instruction_sets
 from tk.infer.engine.kernels.native.model_runner import NativeRunner
-from tk.infer.engine.planning.job import Job
 from tk.infer.engine.step.running_plan import RunningPlan
 from tk.infer.engine.step.sampling_rows import SamplingRow, SamplingRows
 from tk.infer.engine.worker.worker import load

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from tk.infer.engine.job import Job
 from tk.infer.engine.kernels.backend import Backend, DecodedAhead
 from tk.infer.engine.kernels.native import prepare
 from tk.infer.engine.kernels.native.binding import library
-from tk.infer.engine.planning.job import Job
 from tk.infer.engine.step.channel import NEXT_STEP, Channel, masks_frame, tokens_frame
 from tk.infer.engine.step.running_plan import RunningPlan
 from tk.infer.engine.step.sampling_rows import WITH_CANDIDATES, SamplingRow, SamplingRows

@@ -8,10 +8,10 @@ import torch
 
 from tk.core.casts import Array, widen
 from tk.core.dtypes import FP8_E4M3
+from tk.infer.engine.job import Job
 from tk.infer.engine.kernels.aten.model_runner import ModelRunner
 from tk.infer.engine.kernels.native.binding.library import instruction_sets
 from tk.infer.engine.kv_formats import FP8, GROUP, INT4, INT8, KV_DTYPES, VectorFormat, kv_format
-from tk.infer.engine.planning.job import Job
 from tk.infer.engine.worker.worker import load
 from tk.tests.infer.engine.kernels.native.running import BEST, NUM_BLOCKS, logits, runner
 from tk.tests.infer.engine.kernels.native.test_attention import TOKENS, decode, make

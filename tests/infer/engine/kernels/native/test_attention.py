@@ -9,9 +9,9 @@ import torch
 from transformers import MistralConfig, MistralForCausalLM
 
 from tk.core.casts import Array
+from tk.infer.engine.job import Job
 from tk.infer.engine.kernels.backend import Backend
 from tk.infer.engine.kernels.native.binding.library import BF16_SETS, instruction_sets
-from tk.infer.engine.planning.job import Job
 from tk.infer.engine.step.running_plan import RunningPlan
 from tk.infer.engine.step.sampling_rows import SamplingRow, SamplingRows
 from tk.infer.engine.worker.worker import load

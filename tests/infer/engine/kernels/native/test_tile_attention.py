@@ -8,11 +8,11 @@ import pytest
 
 from tk.core.casts import Array
 from tk.core.native.compiler import find_compilers
+from tk.infer.engine.job import Job
 from tk.infer.engine.kernels.native import prepare
 from tk.infer.engine.kernels.native.binding import library
 from tk.infer.engine.kernels.native.binding.library import instruction_sets
 from tk.infer.engine.kernels.native.model_runner import NativeRunner
-from tk.infer.engine.planning.job import Job
 from tk.infer.engine.worker.worker import load
 from tk.tests.infer.engine.kernels.native.products import portable
 from tk.tests.infer.engine.kernels.native.running import logits

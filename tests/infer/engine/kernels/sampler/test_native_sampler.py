@@ -1,5 +1,6 @@
 """The sampler in C against the one in numpy: equal to the bit on random rows of every kind."""
 
+import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -10,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tk.core.native import load_library
 from tk.infer.engine.kernels.sampler import numpy_sampler
-from tk.infer.engine.kernels.sampler.block import SamplingBlock
-from tk.infer.engine.kernels.sampler.native_sampler import native_sampler
+from tk.infer.engine.kernels.sampler.block import SamplingBlock, scratch_bytes
+from tk.infer.engine.kernels.sampler.native_sampler import SOURCE, native_sampler
 from tk.infer.engine.kernels.sampler.sampler import Sample, best_sampler, run_sampler
 from tk.infer.engine.step.sampler_output import SamplerOutput
 from tk.infer.engine.step.sampling_rows import SamplingRow, SamplingRows
@@ -128,6 +130,16 @@ def test_rows_may_lie_apart() -> None:
     assert_same(run_sampler(turned, rows, None, sample), expected)
 
 
+def test_the_scratch_is_as_large_as_the_compiler_says() -> None:
+    loaded = load_library(SOURCE)
+    assert loaded is not None
+    for unit in native_samplers():
+        told = getattr(loaded.library, f"tk_sampler_scratch_bytes_{unit}")
+        told.argtypes, told.restype = (ctypes.c_int64,), ctypes.c_int64
+        for vocab in (1, 63, 64, 65, 5000, 128_256):
+            assert told(vocab) <= scratch_bytes(vocab) < told(vocab) + 64
+
+
 def test_rows_may_be_divided_in_any_way() -> None:
     """As threads and ranks divide them: each takes its rows from one block."""
     logits = logits_of("normal", 3, (8, 5000))
@@ -138,7 +150,7 @@ def test_rows_may_be_divided_in_any_way() -> None:
         block.fill(rows)
         block.batch.logits, block.batch.row_stride = logits.ctypes.data, 5000
         parts = [(5, 8), (0, 1), (1, 5)]
-        scratch = [np.empty(sampler.scratch_bytes(5000), np.uint8) for _ in parts]
+        scratch = [np.empty(scratch_bytes(5000), np.uint8) for _ in parts]
         with ThreadPoolExecutor(3) as pool:
             for (first, stop), own in zip(parts, scratch, strict=True):
                 pool.submit(sampler.sample_rows, block.batch, first, stop, own.ctypes.data)

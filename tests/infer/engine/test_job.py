@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tk.infer.engine.planning.job import threads_per_rank
+from tk.infer.engine.job import threads_per_rank
 
 
 @pytest.mark.parametrize(("given", "threads"), [("3", 3), ("4,2", 4), ("", 2), ("0", 2), ("many", 2)])
