@@ -16,7 +16,7 @@ from ....model.config import ModelConfig
 from ....model.registry import decoder_spec
 from ..job import threads_per_rank
 from ..kernels.aten import sizes as aten
-from ..kernels.backend import BlockBytes, CacheShape
+from ..kernels.cache_shape import BlockBytes, CacheShape
 from ..kernels.native import sizes as native
 from ..kv_formats import kv_format
 from ..options import EngineOptions

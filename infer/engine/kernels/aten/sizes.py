@@ -6,7 +6,7 @@ from ...kv_formats import kv_format
 from ...options import MAX_HEAD_ROWS
 from ...program.lower import Program
 from ...program.operations import Head
-from ..backend import BlockBytes, CacheShape
+from ..cache_shape import BlockBytes, CacheShape
 from ..sampler.block import scratch_bytes
 
 _FLOAT: Final = 4  # bytes, at most, of an activation

@@ -6,7 +6,7 @@ from .....checkpoint.read.shared_read import ALONE, Peers
 from .....core.casts import Array
 from .....core.integers import ceil_div
 from ...program.lower import Program, frequencies
-from ..backend import CacheShape
+from ..cache_shape import CacheShape
 from ..sampler.block import results_bytes
 from .binding.memory import aligned, floats, lazy
 from .binding.structures import KEY_SPLIT, SHARED_ITEMS, Buffer, NativeModel

@@ -5,7 +5,7 @@ import numpy as np
 from .....core.casts import Array
 from ...kv_formats import INT8, hadamard_size, kv_format
 from ...program.lower import Program
-from ..backend import CacheShape
+from ..cache_shape import CacheShape
 from .binding.memory import lazy
 from .binding.structures import Format, NativeModel
 from .sizes import PageSize, block_bytes

@@ -14,7 +14,8 @@ from ...step.channel import Channel
 from ...step.running_plan import RunningPlan
 from ...step.sampler_output import SamplerOutput
 from ...step.sampling_rows import SamplingRows
-from ..backend import Backend, CacheShape, DecodedAhead, Masks, no_masks
+from ..backend import Backend, DecodedAhead, Masks, no_masks
+from ..cache_shape import CacheShape
 from ..sampler.native_sampler import native_sampler
 from ..sampler.sampler import run_sampler
 from .binding.library import Kernels

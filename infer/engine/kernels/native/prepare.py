@@ -11,7 +11,7 @@ from ...job import Job
 from ...kv_formats import kv_format
 from ...program.lower import Program
 from ...program.weights import LoadParams
-from ..backend import CacheShape
+from ..cache_shape import CacheShape
 from ..loading import load_weights
 from .binding.library import BF16_SETS, Kernels, instruction_sets, load_kernels
 from .binding.structures import MAX_RANKS, PANEL

@@ -10,7 +10,7 @@ from ...kv_formats import GROUP, INT8, VectorFormat, kv_format
 from ...options import MAX_HEAD_ROWS
 from ...program.lower import Program
 from ...program.operations import Head, Route, RunExperts
-from ..backend import BlockBytes, CacheShape
+from ..cache_shape import BlockBytes, CacheShape
 from ..sampler.block import results_bytes, scratch_bytes
 from .binding.memory import LARGE_PAGE
 from .binding.structures import (

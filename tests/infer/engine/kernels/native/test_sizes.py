@@ -7,7 +7,7 @@ import pytest
 
 from tk.checkpoint import Checkpoint
 from tk.checkpoint.read.shared_read import ALONE
-from tk.infer.engine.kernels.backend import CacheShape
+from tk.infer.engine.kernels.cache_shape import CacheShape
 from tk.infer.engine.kernels.native.buffers import RankBuffers
 from tk.infer.engine.kernels.native.kv_cache import NativeCache
 from tk.infer.engine.kernels.native.sizes import block_bytes, buffer_bytes
