@@ -196,7 +196,7 @@ def serve(
         with closing(Engine.begin(options, on_plan=_show, processes=processes)) as engine, ExitStack() as stack:
             from ..infer.serve.operations.model_switch import ModelSwitch
             from ..infer.serve.operations.next_engine import begin_beside, run_of
-            from ..infer.serve.operations.step_follower import StepFollower, following
+            from ..infer.serve.operations.run_watcher import RunWatcher, watching
             from ..infer.serve.until_signal import End, serve_until_signal  # gRPC, while the workers load the model
 
             run = run_of(engine) if follow else None
@@ -205,7 +205,7 @@ def serve(
             def on_ready(address: str) -> None:
                 _show_ready(engine.info.kernels, f"{threads} on each of {options.tp} ranks", address, ports)
                 if run is not None:
-                    stack.enter_context(following(StepFollower(run, engine.info.step, switch.reload)))
+                    stack.enter_context(watching(RunWatcher(run, engine.info.step, switch.reload)))
 
             codes = {End.DRAINED: 0, End.TERMINATED: EXIT_TERMINATED}
             last = {End.DRAINED: server_options.drain_timeout + LAST_SECONDS, End.SECOND_SIGNAL: HURRIED_SECONDS}

@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
 from ...core.errors import ConfigError
-from .access.descriptors import MAX_CONNECTIONS, Descriptors, raised_limit
+from .access.descriptors import MAX_CONNECTIONS, connections_per_port
 from .access.tls import Certificates
 from .access.tokens import parse_tokens, read_text
 
@@ -116,8 +116,8 @@ def within_open_files(options: ServerOptions, callers: int, tp: int) -> ServerOp
         ConfigError: there is no room for a connection to each port.
     """
     others = options.admin_port, options.health_port, options.http_port, options.metrics_port
-    descriptors = Descriptors(1 + sum(port is not None for port in others), callers, tp)
-    return replace(options, max_connections=descriptors.connections(raised_limit(descriptors.wanted)))
+    ports = 1 + sum(port is not None for port in others)
+    return replace(options, max_connections=connections_per_port(ports, callers, tp))
 
 
 def check_address(options: ServerOptions) -> None:

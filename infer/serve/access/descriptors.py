@@ -2,7 +2,6 @@
 
 import logging
 import resource
-from dataclasses import dataclass
 from typing import Final
 
 from ....core.errors import ConfigError
@@ -13,61 +12,36 @@ _OF_RANK: Final = 8  # a worker's, and those of the one that is loaded beside it
 _LOG: Final = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Descriptors:
-    """The descriptors of a server's process.
+def connections_per_port(ports: int, callers: int, tp: int) -> int:
+    """Returns the most connections of each port, so that the descriptors do not run out; logs if these are few.
 
-    Attributes:
-        ports: the number of its ports.
+    The limit of this process's open files is raised as far as it may, until every port could have the most connections
+    that a port takes; with few, every caller should at least have a connection to every port.
+
+    Args:
+        ports: the number of the server's ports.
         callers: the number of requests that it takes at a time, each of which may come by a connection of its own.
         tp: the number of its workers.
+
+    Raises:
+        ConfigError: no port could have a connection.
     """
-
-    ports: int
-    callers: int
-    tp: int
-
-    @property
-    def own(self) -> int:
-        """Those that are no connections."""
-        return _OWN + _OF_RANK * self.tp
-
-    @property
-    def wanted(self) -> int:
-        """Those with which every port can have the most connections that a port takes."""
-        return self.own + self.ports * MAX_CONNECTIONS
-
-    @property
-    def needed(self) -> int:
-        """Those with which every caller can have a connection to every port."""
-        return self.own + self.ports * min(self.callers, MAX_CONNECTIONS)
-
-    def connections(self, limit: int) -> int:
-        """Returns the most connections of each port, so that the descriptors do not run out; logs if these are few.
-
-        Args:
-            limit: the most descriptors of the process.
-
-        Raises:
-            ConfigError: no port could have a connection.
-        """
-        room = (limit - self.own) // self.ports
-        if room < 1:
-            raise ConfigError(
-                f"This process may have {limit} open files (ulimit -n), and the server needs {self.own + self.ports} "
-                f"to take one connection on each port. Allow {self.needed}, for the callers that its limits ask for."
-            )
-        if limit < self.needed:
-            _LOG.warning(
-                "%d open files (ulimit -n) are few: each of %d ports takes at most %d connections, and max_running and "
-                "max_queued allow %d callers; allow %d open files, or lower max_queued",
-                limit,
-                self.ports,
-                room,
-                self.callers,
-                self.needed,
-            )
-        return min(room, MAX_CONNECTIONS)
+    own = _OWN + _OF_RANK * tp
+    needed = own + ports * min(callers, MAX_CONNECTIONS)
+    limit = raised_limit(own + ports * MAX_CONNECTIONS)
+    room = (limit - own) // ports
+    if room < 1:
+        raise ConfigError(
+            f"This process may have {limit} open files (ulimit -n), and the server needs {own + ports} to take one "
+            f"connection on each port. Allow {needed}, for the callers that its limits ask for."
+        )
+    if limit < needed:
+        _LOG.warning(
+            "%d open files (ulimit -n) are few: each of %d ports takes at most %d connections, and max_running and "
+            "max_queued allow %d callers; allow %d open files, or lower max_queued",
+            *(limit, ports, room, callers, needed),
+        )
+    return min(room, MAX_CONNECTIONS)
 
 
 def raised_limit(wanted: int) -> int:

@@ -1,10 +1,16 @@
 """The certificates of a server and of its clients (mutual TLS); every port reads them again when they have changed."""
 
+import logging
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, Generic, TypeVar
 
 from ....core.errors import ConfigError
+
+T = TypeVar("T")
+_LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,38 @@ def certificates_of(cert: Path | None, key: Path | None, client_ca: Path | None)
     if cert is None or key is None:
         raise ConfigError("TLS needs --tls-cert and --tls-key, both; --tls-client-ca is in addition to them.")
     return Certificates(cert, key, client_ca)
+
+
+class CertificateReloader(Generic[T]):
+    """What a port makes of certificates, made again when a file has changed.
+
+    While files are replaced, one after the other, they do not belong together: what was made before stays in use.
+
+    Args:
+        files: the certificates.
+        make: makes it of the files; raises OSError or ConfigError if it cannot.
+
+    Attributes:
+        current: what was made last.
+    """
+
+    def __init__(self, files: Certificates, make: Callable[[Certificates], T]) -> None:
+        self._files, self._make = files, make
+        self._versions, self.current = self._stat(), make(files)
+
+    def newest(self) -> T:
+        """Returns what the files make now; each handshake asks."""
+        try:
+            if (versions := self._stat()) != self._versions:
+                self.current, self._versions = self._make(self._files), versions
+                _LOG.info("read the certificate in %s again", self._files.cert)
+        except (OSError, ConfigError) as error:
+            _LOG.error("the certificates read before stay in use: %s", error)
+        return self.current
+
+    def _stat(self) -> list[tuple[int, int, int]]:
+        paths = [path for path in (self._files.cert, self._files.key, self._files.client_ca) if path is not None]
+        return [(stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in (path.stat() for path in paths)]
 
 
 def _no_password() -> str:

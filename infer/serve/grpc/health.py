@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 import grpc
 from grpc_health.v1 import health, health_pb2
 
 from ..operations.lifecycle import ServerState
-from .messages import ServeCall, make_handler, only_message, read_short_message
+from .messages import make_handler, only_message, read_short_message
 from .server import add_methods
 from .status import abort, answered
 
@@ -36,7 +37,7 @@ class Health:
         """Adds the health service to a server."""
         methods = health_pb2.DESCRIPTOR.services_by_name["Health"].methods_by_name
         answers = {"Check": self.Check, "Watch": self.Watch}
-        handlers = {name: make_handler(methods[name], _served(answer)) for name, answer in answers.items()}
+        handlers = {name: make_handler(methods[name], partial(_serve, answer)) for name, answer in answers.items()}
         add_methods(server, HEALTH_SERVICE, handlers)
 
     def show(self, state: ServerState) -> None:
@@ -70,10 +71,11 @@ class Health:
             await changed.wait()
 
 
-def _served(answer: Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]) -> ServeCall:
-    async def serve(raws: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> Any:
-        async with answered(context):
-            message = read_short_message(health_pb2.HealthCheckRequest, await only_message(context))
-        return await answer(message, context)
-
-    return serve
+async def _serve(
+    answer: Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]],
+    raws: AsyncIterator[bytes],
+    context: grpc.aio.ServicerContext,
+) -> Any:
+    async with answered(context):
+        message = read_short_message(health_pb2.HealthCheckRequest, await only_message(context))
+    return await answer(message, context)

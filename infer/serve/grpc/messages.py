@@ -6,6 +6,7 @@ spend seconds of the event loop. So the bytes are walked first, long ones on ano
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -32,7 +33,21 @@ _TEXTS: Final = frozenset(
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 # Answers a call, whose messages come from the iterator, or from the context.
 ServeCall = Callable[[AsyncIterator[bytes], grpc.aio.ServicerContext], Awaitable[Any]]
-_FIXED_SIZES: Final = ((_FIXED64, 8), (_FIXED32, 4))
+_FIXED_SIZES: Final = MappingProxyType({_FIXED64: 8, _FIXED32: 4})
+# How the values of a type are encoded, where that is not as a _VARINT.
+_OWN_TYPES: Final = MappingProxyType(
+    {
+        **dict.fromkeys(
+            (FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES), _BYTES
+        ),
+        **dict.fromkeys(
+            (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FIXED64, FieldDescriptor.TYPE_SFIXED64), _FIXED64
+        ),
+        **dict.fromkeys(
+            (FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_FIXED32, FieldDescriptor.TYPE_SFIXED32), _FIXED32
+        ),
+    }
+)
 
 
 def make_handler(method: MethodDescriptor, serve: ServeCall) -> grpc.RpcMethodHandler:
@@ -122,9 +137,8 @@ class _Walk:
         """Returns where the content of a value begins and ends."""
         if wire == _VARINT:
             return at, self._varint(at)[1]
-        for fixed, size in _FIXED_SIZES:
-            if wire == fixed:
-                return at, at + size
+        if (fixed := _FIXED_SIZES.get(wire)) is not None:
+            return at, at + fixed
         size, at = self._varint(at)
         return at, at + size
 
@@ -144,15 +158,7 @@ class _Walk:
 
 def _wire_types(field: FieldDescriptor) -> tuple[int, ...]:
     """Returns the ways in which a field may be encoded: numbers of a list one by one, or packed."""
-    match field.type:
-        case FieldDescriptor.TYPE_MESSAGE | FieldDescriptor.TYPE_STRING | FieldDescriptor.TYPE_BYTES:
-            return (_BYTES,)
-        case FieldDescriptor.TYPE_DOUBLE | FieldDescriptor.TYPE_FIXED64 | FieldDescriptor.TYPE_SFIXED64:
-            own = _FIXED64
-        case FieldDescriptor.TYPE_FLOAT | FieldDescriptor.TYPE_FIXED32 | FieldDescriptor.TYPE_SFIXED32:
-            own = _FIXED32
-        case _:
-            own = _VARINT
+    own = _OWN_TYPES.get(field.type, _VARINT)
     return (own, _BYTES) if field.is_repeated else (own,)
 
 

@@ -7,12 +7,12 @@ from typing import Final
 
 import grpc
 
+from ..access.tls import CertificateReloader, Certificates
 from ..access.tokens import ADMIN
 from ..call.call import Frontend
 from ..call.response_size import MAX_RESPONSE_BYTES
 from ..options import ServerOptions, not_ours
 from .calls import GrpcService
-from .credentials import server_credentials
 from .guard import Guard
 from .health import HEALTH_SERVICE, Health
 from .reflection import add_reflection, known_names
@@ -107,8 +107,27 @@ class GrpcPorts:
             if certificates is None or not services:
                 bound = server.add_insecure_port(address)
             else:
-                bound = server.add_secure_port(address, server_credentials(certificates))
+                bound = server.add_secure_port(address, _credentials(certificates))
         except RuntimeError as error:
             raise not_ours(address, error) from error
         await server.start()
         return self._options.address_of(bound)
+
+
+def _credentials(files: Certificates) -> grpc.ServerCredentials:
+    """Returns the credentials of a port. Changed files take effect with the next connection."""
+    reloader = CertificateReloader(files, _configuration)
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        before = reloader.current
+        return None if reloader.newest() is before else reloader.current
+
+    return grpc.dynamic_ssl_server_credentials(
+        reloader.current, changed, require_client_authentication=files.client_ca is not None
+    )
+
+
+def _configuration(files: Certificates) -> grpc.ServerCertificateConfiguration:
+    files.check()
+    client_ca = None if files.client_ca is None else files.client_ca.read_bytes()
+    return grpc.ssl_server_certificate_configuration([(files.key.read_bytes(), files.cert.read_bytes())], client_ca)

@@ -8,10 +8,11 @@ whatever other statement of it the process has.
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partialmethod
 from typing import Any, Final
 
 import grpc
-from google.protobuf import descriptor_pb2, descriptor_pool
+from google.protobuf import descriptor_pb2, descriptor_pool, text_format
 from google.protobuf.descriptor import Descriptor, ServiceDescriptor
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
@@ -20,9 +21,7 @@ from .messages import read_short_message
 from .server import add_methods
 from .status import answered
 
-_V1ALPHA: Final = "grpc.reflection.v1alpha"
-_V1: Final = "grpc.reflection.v1"
-V1_SERVICE: Final = f"{_V1}.ServerReflection"
+V1_SERVICE: Final = "grpc.reflection.v1.ServerReflection"
 _METHOD: Final = "ServerReflectionInfo"
 
 
@@ -61,25 +60,20 @@ def _field_names(messages: Iterable[Descriptor]) -> Iterator[str]:
 class _Pools:
     """The descriptors of the pool of the Open Inference Protocol, and of the one that all libraries share."""
 
-    def FindFileByName(self, name: str) -> Any:
-        return self._find("FindFileByName", name)
+    def _find(self, method: str, name: str) -> Any:
+        with suppress(KeyError):
+            return getattr(open_inference_pb2.DESCRIPTOR.pool, method)(name)
+        return getattr(descriptor_pool.Default(), method)(name)
 
-    def FindFileContainingSymbol(self, name: str) -> Any:
-        return self._find("FindFileContainingSymbol", name)
-
-    def FindMessageTypeByName(self, name: str) -> Any:
-        return self._find("FindMessageTypeByName", name)
+    FindFileByName = partialmethod(_find, "FindFileByName")
+    FindFileContainingSymbol = partialmethod(_find, "FindFileContainingSymbol")
+    FindMessageTypeByName = partialmethod(_find, "FindMessageTypeByName")
 
     def FindExtensionByNumber(self, message: Any, number: int) -> Any:
         return message.file.pool.FindExtensionByNumber(message, number)
 
     def FindAllExtensions(self, message: Any) -> Any:
         return message.file.pool.FindAllExtensions(message)
-
-    def _find(self, method: str, name: str) -> Any:
-        with suppress(KeyError):
-            return getattr(open_inference_pb2.DESCRIPTOR.pool, method)(name)
-        return getattr(descriptor_pool.Default(), method)(name)
 
 
 def _register_v1_schema() -> None:
@@ -90,17 +84,6 @@ def _register_v1_schema() -> None:
     except KeyError:
         schema = descriptor_pb2.FileDescriptorProto()
         reflection_pb2.DESCRIPTOR.CopyToProto(schema)
-        schema.name = schema.name.replace("v1alpha", "v1")
-        schema.package = _V1
         schema.ClearField("options")
-        for message in schema.message_type:
-            for field in message.field:
-                if field.type_name:
-                    field.type_name = _in_v1(field.type_name)
-        for method in schema.service[0].method:
-            method.input_type, method.output_type = _in_v1(method.input_type), _in_v1(method.output_type)
-        pool.AddSerializedFile(schema.SerializeToString())
-
-
-def _in_v1(type_name: str) -> str:
-    return type_name.replace(f".{_V1ALPHA}.", f".{_V1}.")
+        text = text_format.MessageToString(schema).replace("v1alpha", "v1")
+        pool.AddSerializedFile(text_format.Parse(text, descriptor_pb2.FileDescriptorProto()).SerializeToString())

@@ -5,7 +5,7 @@ import logging
 import resource
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,34 +16,49 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tk.core.errors import ConfigError
 from tk.infer.client.client import Client
 from tk.infer.engine.request.sampling_params import SamplingParams
-from tk.infer.serve.access.descriptors import MAX_CONNECTIONS, Descriptors, raised_limit
+from tk.infer.serve.access import descriptors
+from tk.infer.serve.access.descriptors import MAX_CONNECTIONS, connections_per_port, raised_limit
 from tk.tests.infer.serve.serving import WAIT_SECONDS, Command, Serving
 from tk.tests.infer.serve.tiny_model import write_tiny_model
 
 CROWD = 200
 
 
-def test_with_enough_every_port_has_the_most_connections(caplog: pytest.LogCaptureFixture) -> None:
-    descriptors = Descriptors(ports=2, callers=1088, tp=1)
-    assert descriptors.connections(descriptors.wanted) == MAX_CONNECTIONS
-    assert descriptors.connections(descriptors.needed) == 1088
+@pytest.fixture
+def most(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """The connections of a port in a process that may have so many open files."""
+
+    def most(limit: int, **server: int) -> int:
+        monkeypatch.setattr(descriptors, "raised_limit", lambda wanted: min(limit, wanted))
+        return connections_per_port(**server)
+
+    return most
+
+
+def own(tp: int) -> int:
+    return descriptors._OWN + descriptors._OF_RANK * tp
+
+
+def test_with_enough_every_port_has_the_most_connections(
+    most: Callable[..., int], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert most(10**6, ports=2, callers=1088, tp=1) == MAX_CONNECTIONS
+    assert most(own(1) + 2 * 1088, ports=2, callers=1088, tp=1) == 1088
     assert not caplog.records
 
 
-def test_too_few_are_said_with_the_right_number(caplog: pytest.LogCaptureFixture) -> None:
-    descriptors = Descriptors(ports=2, callers=1088, tp=1)
+def test_too_few_are_said_with_the_right_number(most: Callable[..., int], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        most = descriptors.connections(1024)
-    assert descriptors.own + 2 * most <= 1024
+        few = most(1024, ports=2, callers=1088, tp=1)
+    assert own(1) + 2 * few <= 1024
     [line] = [record.getMessage() for record in caplog.records]
-    assert {"1024", str(most), "1088", str(descriptors.own + 2 * 1088)} < {word.rstrip(",;") for word in line.split()}
+    assert {"1024", str(few), "1088", str(own(1) + 2 * 1088)} < {word.rstrip(",;") for word in line.split()}
 
 
-def test_without_room_for_a_connection_nothing_starts() -> None:
-    descriptors = Descriptors(ports=3, callers=10, tp=2)
-    assert descriptors.connections(descriptors.own + 3) == 1
-    with pytest.raises(ConfigError, match=f"may have 99 open files.*Allow {descriptors.needed}"):
-        descriptors.connections(99)
+def test_without_room_for_a_connection_nothing_starts(most: Callable[..., int]) -> None:
+    assert most(own(2) + 3, ports=3, callers=10, tp=2) == 1
+    with pytest.raises(ConfigError, match=f"may have 99 open files.*Allow {own(2) + 3 * 10}"):
+        most(99, ports=3, callers=10, tp=2)
 
 
 def test_the_limit_is_raised_as_far_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:

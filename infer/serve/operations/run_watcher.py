@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +19,7 @@ RETRY_SECONDS: Final = 30.0  # after a failure of the machine, such as a file th
 _LOG: Final = logging.getLogger(__name__)
 
 
-class StepFollower:
+class RunWatcher:
     """The choice of the next step to serve: the newest one above all that were served, without the refused ones.
 
     Args:
@@ -75,16 +75,14 @@ class StepFollower:
 
 
 @contextmanager
-def following(follower: StepFollower) -> Iterator[None]:
+def watching(watcher: RunWatcher) -> Iterator[None]:
     """Looks about once a second, on a thread of its own, until the block ends or the server shuts down."""
     over = threading.Event()
 
     def run() -> None:
-        try:
+        with suppress(Draining):
             while not over.wait(LOOK_SECONDS):
-                follower.look()
-        except Draining:
-            return
+                watcher.look()
 
     thread = threading.Thread(target=run, name="tk-follow", daemon=True)
     thread.start()

@@ -10,7 +10,7 @@ import pytest
 from tk.core.errors import TkError, WorkerDied
 from tk.infer.engine.request.events import ModelInfo
 from tk.infer.serve.errors import CannotReload, Draining
-from tk.infer.serve.operations.step_follower import RETRY_SECONDS, StepFollower, following
+from tk.infer.serve.operations.run_watcher import RETRY_SECONDS, RunWatcher, watching
 from tk.tests.infer.serve.fake_engine import INFO, WAIT_SECONDS
 
 
@@ -22,7 +22,7 @@ class Reloader:
         self.errors: dict[int, TkError] = {}
         self.now = 100.0
         self.looked = threading.Event()
-        self.follower = StepFollower(run, 10, self.reload, lambda: self.now)
+        self.watcher = RunWatcher(run, 10, self.reload, lambda: self.now)
 
     def reload(self, path: Path) -> ModelInfo:
         step = int(path.name.removeprefix("step-"))
@@ -35,7 +35,7 @@ class Reloader:
     def look(self) -> list[int]:
         """Returns the steps that one look asked for."""
         self.asked.clear()
-        self.follower.look()
+        self.watcher.look()
         return list(self.asked)
 
 
@@ -88,13 +88,13 @@ def test_after_a_failure_of_the_machine_looks_pause(reloader: Reloader, tmp_path
 def test_looks_end_with_the_block_and_when_the_server_shuts_down(
     reloader: Reloader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tk.infer.serve.operations.step_follower.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("tk.infer.serve.operations.run_watcher.LOOK_SECONDS", 0.01)
     commit(tmp_path, 11)
     reloader.errors[11] = Draining("ends")
-    with following(reloader.follower):
+    with watching(reloader.watcher):
         assert reloader.looked.wait(WAIT_SECONDS)
     assert reloader.asked == [11]
-    with following(Reloader(tmp_path / "missing").follower):
+    with watching(Reloader(tmp_path / "missing").watcher):
         names = [thread.name for thread in threading.enumerate()]
         assert names.count("tk-follow") == 1
     assert "tk-follow" not in [thread.name for thread in threading.enumerate()]
