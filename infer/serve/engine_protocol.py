@@ -10,7 +10,7 @@ from ..engine.grammar.compiler import Grammars
 from ..engine.request.events import Event, ModelInfo
 from ..engine.request.prompts import Encoder
 from ..engine.request.request import Request
-from ..engine.schedule.books import CacheBooks, EngineLoad, EngineTotals
+from ..engine.schedule.statistics import CacheReport, EngineLoad, EngineTotals
 
 
 class TokenizerProtocol(Encoder, Protocol):
@@ -40,7 +40,7 @@ class ServedBooks(Protocol):
     def flush_prefix_cache(self) -> int:
         """Forgets the prefix cache; returns how many of its blocks no request used."""
 
-    def check_cache(self) -> CacheBooks:
+    def check_cache(self) -> CacheReport:
         """Counts blocks and compares the books of the cache."""
 
 
@@ -66,7 +66,7 @@ class EngineProtocol(Protocol):
         """The checkpoint's tokenizer, or None if it has none."""
 
     @property
-    def books(self) -> ServedBooks:
+    def statistics(self) -> ServedBooks:
         """The load, and the blocks of the cache."""
 
     def submit(self, request: Request, on_event: Callable[[Event], None]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tk.cli.main import main
-from tk.infer.engine.schedule.books import EngineLoad
+from tk.infer.engine.schedule.statistics import EngineLoad
 from tk.tests.infer.serve.fake_engine import FakeEngine, ServerThread
 
 LOAD = EngineLoad(
@@ -27,7 +27,7 @@ LOAD = EngineLoad(
 @pytest.fixture
 def target() -> Iterator[str]:
     engine = FakeEngine()
-    engine.books.load_now = LOAD
+    engine.statistics.load_now = LOAD
     server = ServerThread(engine)
     yield server.target
     server.close()

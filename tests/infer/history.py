@@ -57,7 +57,7 @@ class History:
         self.num_new = num_new
         self.ahead = ahead
         self.policy = Scheduler(Limits(min(MAX_RUNNING, budget), 99, budget, 640), num_blocks, BLOCK_SIZE, num_twins)
-        self.writer, self.batch = BatchWriter(MAX_RUNNING, lambda sample: ()), PersistentBatch(BLOCK_SIZE)
+        self.writer, self.batch = BatchWriter(MAX_RUNNING), PersistentBatch(BLOCK_SIZE)
         self.logits: dict[int, list[torch.Tensor]] = {}
         self.tokens: dict[int, list[int]] = {}
         self.preemptions = 0

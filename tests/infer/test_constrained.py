@@ -87,7 +87,7 @@ def test_texts_are_the_same_in_company(llm: LLM, alone: dict[str, list[str]]) ->
         assert re.fullmatch("[0-9]+", completion.text)
     together = [[choice.text for choice in completion.choices] for completion in found[len(crowd) :]]
     assert together == list(alone.values())
-    llm.engine.books.check_integrity()
+    llm.engine.statistics.check_integrity()
 
 
 def test_two_ranks_and_other_kernels_keep_them_too(llm_tp2: LLM, aten: LLM, alone: dict[str, list[str]]) -> None:
@@ -141,7 +141,7 @@ def test_tokens_chosen_among_candidates_are_those_under_masks(
         runs[chooses] = [list(choice.token_ids) for one in found for choice in one.choices]
     assert runs[True] == runs[False]
     assert 0 < counts[True] < counts[False] / 2
-    llm.engine.books.check_integrity()
+    llm.engine.statistics.check_integrity()
 
 
 @pytest.mark.skipif(not instruction_sets(), reason="no compiler")
@@ -161,7 +161,7 @@ def test_speculation_beside_them_changes_nothing(
     with LLM(model_folder("grouped"), kv_blocks=64, speculate=4) as llm:
         (free,) = llm.generate([[1, 2, 3] * 8], again)
         found = llm.generate([[1, 2, 3] * 8, *[PROMPTS[0]] * len(KINDS)], [again, *KINDS.values()])
-        llm.engine.books.check_integrity()
+        llm.engine.statistics.check_integrity()
     assert found[0].token_ids == free.token_ids
     assert [[choice.text for choice in one.choices] for one in found[1:]] == list(alone.values())
 
@@ -234,9 +234,9 @@ def test_an_aborted_request_frees_all(llm: LLM) -> None:
     assert sink.begun.wait(60)
     assert llm.engine.abort("digits")
     assert isinstance(sink.error(), Cancelled)
-    assert (llm.engine.num_live, llm.engine.books.num_free_blocks) == (0, llm.engine.info.num_blocks)
+    assert (llm.engine.num_live, llm.engine.statistics.num_free_blocks) == (0, llm.engine.info.num_blocks)
     assert re.fullmatch("[0-9]*", "".join(event.text for event in sink.events if isinstance(event, Delta)))
-    llm.engine.books.check_integrity()
+    llm.engine.statistics.check_integrity()
 
 
 def test_a_constraint_that_fails_ends_only_its_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +259,7 @@ def test_a_constraint_that_fails_ends_only_its_request(llm: LLM, monkeypatch: py
     assert 1 < sum(isinstance(event, Delta) for event in bad.events) < 5
     assert free.over.wait(60)
     assert isinstance(free.events[-1], Done)
-    assert llm.engine.books.num_free_blocks == llm.engine.info.num_blocks
+    assert llm.engine.statistics.num_free_blocks == llm.engine.info.num_blocks
 
 
 def test_grammars_are_built_beside_the_event_loop(

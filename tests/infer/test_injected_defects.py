@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from tk.core.errors import WorkerDied
+from tk.core.errors import TkError, WorkerDied
 from tk.infer import LLM, SamplingParams
-from tk.infer.engine import engine
+from tk.infer.engine import step_loop
 from tk.infer.engine.engine import Engine
 from tk.infer.engine.options import EngineOptions
 from tk.infer.engine.request.events import Event, Failed, Started
 from tk.infer.engine.request.request import Request
 from tk.infer.engine.schedule.live_request import LiveRequest
 from tk.infer.engine.schedule.scheduler import Scheduler
+from tk.infer.engine.schedule.step_in_flight import StepInFlight
 from tk.infer.engine.step.sampler_output import SamplerOutput
 from tk.infer.engine.worker import processes
 from tk.infer.engine.worker.processes import WorkerProcesses
@@ -27,11 +28,11 @@ from tk.infer.engine.worker.worker_group import WorkerGroup
 SHORT = SamplingParams(temperature=0, max_new_tokens=4, ignore_eos=True)
 PLACES: dict[str, tuple[Any, str]] = {
     "plan": (Scheduler, "schedule"),
-    "write": (engine, "prepare_step"),
+    "write": (step_loop, "prepare_step"),
     "send": (WorkerGroup, "send"),
-    "masks": (engine, "send_masks"),
-    "receive": (engine, "receive_tokens"),
-    "token": (engine, "take_token"),
+    "masks": (StepInFlight, "masks"),
+    "receive": (WorkerGroup, "receive"),
+    "token": (LiveRequest, "add_token"),
     "events": (LiveRequest, "deliver"),
     "deadlines": (Scheduler, "expire"),
     "decode": (SamplerOutput, "decode"),
@@ -63,6 +64,23 @@ def test_a_defect_in_the_engines_thread_is_logged_and_named(
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert record.exc_info is not None
     assert isinstance(record.exc_info[1], ZeroDivisionError)
+
+
+def test_an_error_of_tk_in_the_engines_thread_is_a_defect_with_its_traceback_in_the_log(
+    loaded: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No worker has died of it: callers got WorkerDied, and the log had not a word."""
+
+    def broken(*arguments: Any, **keywords: Any) -> None:
+        monkeypatch.undo()  # once
+        raise TkError("injected")
+
+    monkeypatch.setattr(*PLACES["plan"], broken)
+    with pytest.raises(WorkerDied, match="injected"):
+        loaded.generate([[1, 2, 3]], SHORT)
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], TkError)
 
 
 def test_a_panic_of_a_library_in_rust_is_a_defect_like_any_other(

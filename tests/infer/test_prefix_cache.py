@@ -35,7 +35,7 @@ def answers(
         for event in sink.events:
             builder.add(event)
         found.append(builder.completion())
-    llm.engine.books.check_integrity()
+    llm.engine.statistics.check_integrity()
     return found
 
 
@@ -85,7 +85,7 @@ def test_answers_are_the_same_bits_with_and_without_hits(
         shared, bypassed = answers(llm, PROMPTS, many), answers(llm, PROMPTS, many, cache=BYPASS)
         assert said(shared) == said(bypassed)
         assert [completion.choices[0] for completion in shared] == [completion.choices[0] for completion in alone]
-        assert llm.engine.books.num_free_blocks == 60
+        assert llm.engine.statistics.num_free_blocks == 60
 
 
 def test_prompt_logprobs_are_computed_and_scores_begin_after_the_prompt(llm: LLM) -> None:
@@ -125,7 +125,7 @@ def test_without_a_prefix_cache_only_the_samples_of_a_request_share(model_folder
         found = answers(llm, (PREFIX, PREFIX), replace(PARAMS, n=8))
         assert cached(found) == [0, 0]
         assert said(found[:1]) == said(found[1:])
-        assert llm.engine._scheduler.allocator.num_cached == 0
+        assert llm.engine.statistics._scheduler.allocator.num_cached == 0
         assert found[0].timing.preemptions == 0, "8 prompts of 10 blocks do not fit into 40"
 
 

@@ -36,8 +36,8 @@ def answers(llm: LLM) -> dict[str, list[Completion]]:
     """The completions of all prompts under all options, together."""
     params = [params for params in OPTIONS.values() for _ in PROMPTS]
     found = llm.generate(PROMPTS * len(OPTIONS), params)
-    llm.engine.books.check_integrity()
-    assert llm.engine.books.num_free_blocks == llm.model_info().num_blocks
+    llm.engine.statistics.check_integrity()
+    assert llm.engine.statistics.num_free_blocks == llm.model_info().num_blocks
     step = len(PROMPTS)
     return {name: found[i * step : (i + 1) * step] for i, name in enumerate(OPTIONS)}
 

@@ -9,7 +9,7 @@ import pytest
 
 from tk.core.errors import Overloaded, WorkerDied
 from tk.infer.engine.request.events import Done, Failed, FinishReason
-from tk.infer.engine.schedule.books import EngineLoad
+from tk.infer.engine.schedule.statistics import EngineLoad
 from tk.infer.serve.access.tokens import ADMIN, GENERATE, Caller, line_of, token_digest
 from tk.tests.infer.serve.fake_engine import FakeEngine, delta, finished, started
 from tk.tests.infer.serve.http.http_server import HttpServerThread
@@ -90,7 +90,7 @@ def test_a_real_server_is_shown_and_streams(browser: Browser, tmp_path: Path) ->
 def test_the_load_is_refreshed(browser: Browser, server: HttpServerThread, engine: FakeEngine) -> None:
     visit(browser, server)
     browser.wait_for(lambda: browser.text("#running") == "0")
-    engine.books.load_now = EngineLoad(
+    engine.statistics.load_now = EngineLoad(
         running=3, waiting=2, blocks_total=64, blocks_used=16, decode_tokens_per_second=812.4
     )
     browser.wait_for(lambda: browser.text("#running") == "3")

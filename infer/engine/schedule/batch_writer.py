@@ -1,7 +1,7 @@
 """The engine's half of the persistent batch: it gives running samples slots and writes the changes of each step."""
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,14 +32,12 @@ class BatchWriter:
 
     Args:
         num_slots: the largest number of running samples.
-        stopping: returns the token ids that end a sample, which are banned until its `min_new_tokens`.
     """
 
-    def __init__(self, num_slots: int, stopping: Callable[[Sample], Iterable[int]]) -> None:
+    def __init__(self, num_slots: int) -> None:
         self._free = list(range(num_slots - 1, -1, -1))
         self._slots: dict[Sample, _Slot] = {}
-        self._stopping = stopping
-        self._going_on: list[Sample] = []  # of the step before, if `NextTokens` could follow it
+        self._decoding: list[Sample] = []  # of the step before, if `NextTokens` could follow it
 
     def can_write(self, chunk: ScheduledChunk) -> bool:
         """Returns whether a chunk can be computed before the sample's last token is known.
@@ -59,25 +57,26 @@ class BatchWriter:
         slot = self._slots.pop(sample, None)
         if slot is not None:
             self._free.append(slot.number)
-            self._going_on = []
+            self._decoding = []
 
     def write(
-        self, chunks: Sequence[ScheduledChunk], scored: Sequence[SamplingRow] = (), asks: bool = False
+        self, chunks: Sequence[ScheduledChunk], scored: Sequence[SamplingRow] = (), with_candidates: bool = False
     ) -> StepMessage | NextTokens:
         """Returns the message of a step.
 
         Args:
             chunks: the scheduled chunks. The last token of a sample that the writer holds may be UNKNOWN.
             scored: the rows that score known tokens, with ascending indexes among the chunks' tokens.
-            asks: whether rows may have candidates instead of masks; the same as before if the chunks only go on.
+            with_candidates: whether rows may have candidates instead of masks; the same as in the step before if that
+                decoded the same samples.
         """
-        if not scored and self._go_on(chunks):
+        if not scored and self._only_decode(chunks):
             return NextTokens(_ints(self._new_blocks()).reshape(-1, 2))
-        return self._changes(chunks, scored, asks)
+        return self._changes(chunks, scored, with_candidates)
 
-    def _go_on(self, chunks: Sequence[ScheduledChunk]) -> bool:
+    def _only_decode(self, chunks: Sequence[ScheduledChunk]) -> bool:
         """Returns whether chunks compute just the tokens that the step before samples."""
-        return len(chunks) == len(self._going_on) and all(
+        return len(chunks) == len(self._decoding) and all(
             chunk.sample is sample
             and chunk.length == 1
             and sample.output.tokens[-1] == UNKNOWN
@@ -85,21 +84,23 @@ class BatchWriter:
             and sample.table.fork is None
             and self._slots[sample].preemptions == sample.preemptions
             and len(sample.table.blocks) <= self._slots[sample].num_blocks + 1
-            for chunk, sample in zip(chunks, self._going_on, strict=True)
+            for chunk, sample in zip(chunks, self._decoding, strict=True)
         )
 
     def _new_blocks(self) -> "array[int]":
         """Returns the numbers of the spans that have a new block, and the blocks, in turn."""
         blocks = array("i")
-        for i, sample in enumerate(self._going_on):
+        for i, sample in enumerate(self._decoding):
             slot = self._slots[sample]
             if len(sample.table.blocks) > slot.num_blocks:
                 slot.num_blocks += 1
                 blocks.extend((i, sample.table.blocks[-1]))
         return blocks
 
-    def _changes(self, chunks: Sequence[ScheduledChunk], scored: Sequence[SamplingRow], asks: bool) -> StepMessage:
-        going_on: list[Sample] = []
+    def _changes(
+        self, chunks: Sequence[ScheduledChunk], scored: Sequence[SamplingRow], with_candidates: bool
+    ) -> StepMessage:
+        decoding: list[Sample] = []
         spans, tokens, blocks, twins, forks = (array("i") for _ in range(5))
         opened: list[tuple[int, Sample]] = []
         num_masks = 0
@@ -128,16 +129,16 @@ class BatchWriter:
             if sample.table.fork is not None:
                 forks.extend((slot.number, *sample.table.fork))
                 sample.table.fork = None
-            is_asked = asks and sample.output.has_candidates
-            is_masked = chunk.is_last and sample.output.matcher is not None and not is_asked
-            mask = WITH_CANDIDATES if is_asked else num_masks if is_masked else NO_MASK
+            has_candidates = with_candidates and sample.output.has_candidates
+            is_masked = chunk.is_last and sample.output.matcher is not None and not has_candidates
+            mask = WITH_CANDIDATES if has_candidates else num_masks if is_masked else NO_MASK
             num_rows = 1 + len(chunk.proposals) if chunk.is_last else 0
             length = chunk.length
             spans.extend((slot.number, start, length, length - is_fed, len(output), num_rows, num_added, mask))
             num_masks += is_masked
             if length == num_rows == 1 and slot.is_plain:
-                going_on.append(sample)
-        self._going_on = going_on if len(going_on) == len(chunks) and not (twins or forks or scored) else []
+                decoding.append(sample)
+        self._decoding = decoding if len(decoding) == len(chunks) and not (twins or forks or scored) else []
         rows = array("i", [value for row in scored for value in (row.token, row.target, row.num_top)])
         return StepMessage(
             _ints(spans).reshape(-1, 8),
@@ -165,7 +166,7 @@ class BatchWriter:
         banned, counts = array("i"), [np.empty((0, 2), np.int32)]
         for i, (number, sample) in enumerate(opened):
             params, row = sample.request.params, rows[i]
-            stopping = list(self._stopping(sample)) if params.min_new_tokens else []
+            stopping = list(sample.output.stopping) if params.min_new_tokens else []  # banned until then
             counted = count_tokens(sample)
             row["slot"], row["seed"], row["sample_index"] = number, sample.seed, sample.index
             row["num_top"] = NO_LOGPROBS if params.logprobs is None else params.logprobs

@@ -1,6 +1,6 @@
 """A step from its schedule to its results: the message to the workers and the rows of logits that come back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +13,7 @@ from ..step.sampler_output import SamplerOutput
 from ..step.sampling_rows import SamplingRow
 from .batch_writer import BatchWriter
 from .live_request import LiveRequest
-from .samples.sample import UNKNOWN, Sample, ScheduledChunk, Status
-from .scheduler import Scheduler
+from .samples.sample import Sample, ScheduledChunk, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +63,13 @@ class StepInFlight:
         message: its encoded message.
         chunks: the chunks that it computes.
         rows: its rows of logits, in the order of its results.
-        asked: the numbers of the rows with candidates, among which a constraint chooses.
+        with_candidates: the numbers of the rows with candidates, among which a constraint chooses.
     """
 
     message: bytes
     chunks: Sequence[ScheduledChunk]
     rows: Sequence[WantedRow]
-    asked: Sequence[int] = ()
+    with_candidates: Sequence[int] = ()
 
     @property
     def has_proposals(self) -> bool:
@@ -82,13 +81,13 @@ class StepInFlight:
 
         Rows with candidates get none; their constraints look ahead.
         """
-        for index in self.asked:
+        for index in self.with_candidates:
             if not self.rows[index].is_void:
                 _matcher(self.rows[index]).look_ahead()
         rows = [
             i
             for i, row in enumerate(self.rows)
-            if row.scored is None and row.sample.output.matcher is not None and i not in self.asked
+            if row.scored is None and row.sample.output.matcher is not None and i not in self.with_candidates
         ]
         return self.masks_of(rows) if rows else None
 
@@ -114,7 +113,7 @@ class StepInFlight:
         """
         tokens, refused = result.token_ids.tolist(), list[int]()
         finite, candidates = result.finite.tolist(), result.candidates.tolist()
-        for index in self.asked:
+        for index in self.with_candidates:
             row = self.rows[index]
             if row.is_void or not finite[index]:
                 continue
@@ -126,56 +125,29 @@ class StepInFlight:
         return np.array(tokens, np.int32), refused
 
 
-def prepare_step(
-    chunks: Sequence[ScheduledChunk], live: Mapping[tuple[str, str], LiveRequest], batch: BatchWriter
-) -> StepInFlight:
-    """Returns a step of scheduled chunks, and sends the first event of requests that begin."""
+def prepare_step(planned: Sequence[tuple[ScheduledChunk, LiveRequest]], batch: BatchWriter) -> StepInFlight:
+    """Returns the step of scheduled chunks, each with its request, and sends the first event of those that begin."""
     rows: list[WantedRow] = []
     scored: list[SamplingRow] = []
     first = 0
-    for chunk in chunks:
+    for chunk, request in planned:
         sample = chunk.sample
-        request = live[sample.request.key]
-        for row in request.want(chunk, first):
-            scored.append(row)
-            rows.append(WantedRow(request, sample, 0, row))
+        if chunk.start < sample.num_prompt:
+            for row in request.begin_chunk(chunk, first):
+                scored.append(row)
+                rows.append(WantedRow(request, sample, 0, row))
+            request.deliver()
         if chunk.is_last:
             rows.append(WantedRow(request, sample, sample.num_tokens))
             for i, proposal in enumerate(chunk.proposals, sample.num_tokens + 1):
                 rows.append(WantedRow(request, sample, i, proposal=proposal))
-        if chunk.start < sample.num_prompt:
-            request.deliver()
         first += chunk.length
-    asks = len(rows) <= MAX_HEAD_ROWS  # logits are kept until all tokens are chosen
-    asked = [i for i, row in enumerate(rows) if asks and row.scored is None and row.sample.output.has_candidates]
-    return StepInFlight(batch.write(chunks, scored, asks).encode(), chunks, rows, asked)
-
-
-def record_step(step: StepInFlight, scheduler: Scheduler) -> None:
-    """Records that a step was sent: its tokens count as computed, and those that choose one get an UNKNOWN token."""
-    for chunk in step.chunks:
-        scheduler.advance(chunk)
-    for row in step.rows:
-        if row.scored is None and row.proposal is None:
-            row.sample.output.tokens.append(UNKNOWN)
-
-
-def take_token(row: WantedRow, result: SamplerOutput, index: int, scheduler: Scheduler) -> TkError | None:
-    """Gives a sample the token of a row that is not void, at `index` of the results; ends it if it is complete.
-
-    Returns:
-        The error with which its request must fail, if the tokenizer has no text for the token.
-    """
-    if row.proposal is not None:
-        scheduler.accept(row.sample)
-    scheduler.activity.new_token()
-    try:
-        is_complete = row.request.take(row.sample, row.position, result, index)
-    except TkError as error:
-        return error
-    if is_complete:
-        scheduler.finish(row.sample)
-    return None
+    chunks = [chunk for chunk, _ in planned]
+    keeps_logits = len(rows) <= MAX_HEAD_ROWS  # until all tokens are chosen
+    with_candidates = [
+        i for i, row in enumerate(rows) if keeps_logits and row.scored is None and row.sample.output.has_candidates
+    ]
+    return StepInFlight(batch.write(chunks, scored, keeps_logits).encode(), chunks, rows, with_candidates)
 
 
 def _matcher(row: WantedRow) -> Matcher:

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from ....core.errors import Cancelled, TkError, WorkerDied, WorkerStalled
+from ....core.errors import Cancelled, TkError, WorkerDied
 
 LEAST_SECONDS: Final = 1.0  # before a client should try again
 Watcher = Callable[[WorkerDied | None], None]
@@ -13,12 +13,11 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class Availability:
-    """Whether the workers of an engine compute, and the callbacks that hear of it."""
+    """The callbacks that hear whether the workers of an engine compute."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards all below
         self._watchers: list[Watcher] = []
-        self._refusal: WorkerDied | None = None
         self._reported: WorkerDied | None = None
 
     def watch(self, callback: Watcher) -> None:
@@ -29,29 +28,13 @@ class Availability:
         if reported is not None:
             callback(reported)
 
-    def check(self) -> None:
-        """Raises WorkerDied while the workers are dead."""
+    def report(self, error: WorkerDied | None) -> None:
+        """Calls all callbacks: with the error while the workers are dead or stalled, with None if they compute."""
         with self._lock:
-            refusal = self._refusal
-        if refusal is not None:
-            raise WorkerDied(str(refusal), refusal.retry_after)
-
-    def set(self, refusal: WorkerDied | None) -> None:
-        """Sets the error that `check` raises from now on; None if the workers compute."""
-        with self._lock:
-            self._refusal = refusal
-
-    def report(self, refusal: WorkerDied | None) -> None:
-        """Calls all callbacks with the error that `check` raises from now on; None if the workers compute.
-
-        While workers are stalled, `check` raises nothing: requests wait for them.
-        """
-        with self._lock:
-            self._refusal = None if isinstance(refusal, WorkerStalled) else refusal
-            self._reported = refusal
+            self._reported = error
             watchers = tuple(self._watchers)
         for callback in watchers:
-            callback(refusal)
+            callback(error)
 
 
 def turn_with_restarts(
@@ -80,6 +63,8 @@ def turn_with_restarts(
         except Cancelled:
             raise
         except TkError as error:
+            if is_up and not isinstance(error, WorkerDied):  # no worker raised it, but this thread
+                _LOG.error("The engine's thread failed.", exc_info=error)
             if restarts == most:
                 raise error if isinstance(error, WorkerDied) else WorkerDied(str(error)) from error
             restarts, is_up = restarts + 1, False

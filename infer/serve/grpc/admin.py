@@ -35,7 +35,7 @@ class AdminService(pb_grpc.AdminServicer):
         reloads: Reloads | None,
     ) -> None:
         self._runner, self._drain, self._reloads = runner, drain, reloads
-        self._books = runner.engine.books
+        self._books = runner.engine.statistics
 
     async def GetLoad(self, request: pb.GetLoadRequest, call: GrpcCall) -> pb.Load:
         """Describes the load; proto/v1/generation.proto documents this call and those below."""

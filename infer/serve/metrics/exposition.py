@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
-from ...engine.schedule.books import EngineLoad, EngineTotals
+from ...engine.schedule.statistics import EngineLoad, EngineTotals
 from ..engine_protocol import EngineProtocol
 from .statistics import LatencyHistogram, RequestStatistics
 
@@ -181,7 +181,7 @@ class MetricsCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Yields all metrics of the catalog, in its order."""
-        info, books = self._engine.info, self._engine.books
+        info, books = self._engine.info, self._engine.statistics
         sources = MetricSources(info.step, books.load(), books.totals(), self._statistics)
         yield from (entry.metric(sources, info.name) for entry in CATALOG)
 

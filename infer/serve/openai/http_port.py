@@ -75,7 +75,7 @@ def routes_of(runner: RequestRunner, metrics: MetricsCollector) -> Mapping[str, 
 
     async def load(request: HttpRequest, call: ServerCall, reply: Reply) -> None:
         lifecycle.check_loaded()
-        await send_json(reply, {"state": lifecycle.state.value, **asdict(runner.engine.books.load())})
+        await send_json(reply, {"state": lifecycle.state.value, **asdict(runner.engine.statistics.load())})
 
     return {
         **page_routes(),

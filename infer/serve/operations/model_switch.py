@@ -54,7 +54,7 @@ class ModelSwitch(Generic[E]):
         self._waiting: object | None = None  # the reload that comes next
         self._is_ending = False
         self._death: WorkerDied | None = None  # of the current engine
-        self.books = SwitchedBooks(self._engines, self._changed)
+        self.statistics = SwitchedBooks(self._engines, self._changed)
         self._attach(first)
         self._watch(first)
 
@@ -220,7 +220,7 @@ class ModelSwitch(Generic[E]):
         old.close()
         with self._changed:
             self._retiring = None
-            self.books.add_ended(old.books.totals())
+            self.statistics.add_ended(old.statistics.totals())
         self._end_turn()
 
     # An engine has the callbacks below, so these have no engine: one that has ended goes without a search for garbage.

@@ -23,15 +23,15 @@ def begin_beside(running: Engine, checkpoint: Path) -> Engine | None:
     source = open_beside(running.source, checkpoint, running.worker_process_ids)
     if source.checkpoint.manifest_sha256 == running.info.manifest_sha256:
         return None
-    _LOG.info("loading step %d\n%s", source.info.step, source.memory.table_beside(running.memory))
+    _LOG.info("loading step %d\n%s", source.info.step, source.memory.table_beside(running.source.memory))
     options = source.options
     processes = WorkerProcesses(options.tp, threads_per_rank(options.tp, options.threads))
-    return Engine(options, source, processes)
+    return Engine(source, processes)
 
 
 def run_of(engine: Engine) -> Path:
     """Returns the run folder whose step an engine serves; raises ConfigError if its checkpoint was no run folder."""
-    named, step = engine.options.checkpoint.resolve(), engine.source.checkpoint.path.resolve()
+    named, step = engine.source.options.checkpoint.resolve(), engine.source.checkpoint.path.resolve()
     if step.parent != named:
         raise ConfigError(f"--follow needs a run folder, and {named} is a checkpoint itself. Name the run folder.")
     return named

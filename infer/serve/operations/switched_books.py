@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 
-from ...engine.schedule.books import CacheBooks, EngineLoad, EngineTotals
+from ...engine.schedule.statistics import CacheReport, EngineLoad, EngineTotals
 from ..engine_protocol import EngineProtocol
 
 
@@ -23,7 +23,7 @@ class SwitchedBooks:
 
     def load(self) -> EngineLoad:
         """Returns the load of the current engine, with the requests of all."""
-        current, *old = (engine.books.load() for engine in self._engines())
+        current, *old = (engine.statistics.load() for engine in self._engines())
         return replace(
             current,
             running=current.running + sum(load.running for load in old),
@@ -34,7 +34,7 @@ class SwitchedBooks:
     def totals(self) -> EngineTotals:
         """Returns the totals of all engines, ended ones included: they only grow."""
         with self._lock:
-            return functools.reduce(_sum, (engine.books.totals() for engine in self._engines()), self._ended)
+            return functools.reduce(_sum, (engine.statistics.totals() for engine in self._engines()), self._ended)
 
     def add_ended(self, totals: EngineTotals) -> None:
         """Adds the totals of an engine that has ended, whose blocks exist no more."""
@@ -42,11 +42,11 @@ class SwitchedBooks:
 
     def flush_prefix_cache(self) -> int:
         """Forgets the prefix caches; returns how many of their blocks no request used."""
-        return sum(engine.books.flush_prefix_cache() for engine in self._engines())
+        return sum(engine.statistics.flush_prefix_cache() for engine in self._engines())
 
-    def check_cache(self) -> CacheBooks:
+    def check_cache(self) -> CacheReport:
         """Returns the blocks of the current engine, with the leaked blocks and problems of all."""
-        current, *old = (engine.books.check_cache() for engine in self._engines())
+        current, *old = (engine.statistics.check_cache() for engine in self._engines())
         leaked = sum(books.leaked for books in old)
         return replace(
             current,

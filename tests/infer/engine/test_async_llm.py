@@ -31,8 +31,8 @@ def async_llm(model_folder: Callable[[str], Path]) -> Iterator[AsyncLLM]:
 
 def check_nothing_is_held(llm: AsyncLLM) -> None:
     asyncio.run(llm.generate([1], GREEDY))  # steps after the abort
-    llm.engine.books.check_integrity()
-    assert (llm.engine.num_live, llm.engine.books.num_free_blocks) == (0, llm.model_info().num_blocks)
+    llm.engine.statistics.check_integrity()
+    assert (llm.engine.num_live, llm.engine.statistics.num_free_blocks) == (0, llm.model_info().num_blocks)
 
 
 async def tokens_of(deltas: AsyncIterator[Any]) -> tuple[int, ...]:

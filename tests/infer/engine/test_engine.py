@@ -79,9 +79,9 @@ def test_greedy_equals_transformers(llm: LLM, reference: Callable[[str], LlamaFo
 
 def test_steps_cut_by_time_give_the_same_tokens(llm: LLM, model_folder: Callable[[str], Path]) -> None:
     with LLM(model_folder("grouped"), max_step_ms=0.001, kv_blocks=40) as cut:
-        assert cut.engine._scheduler.cost.is_known, "steps were measured before the first request"
+        assert cut.engine.statistics._scheduler.cost.is_known, "steps were measured before the first request"
         made = [completion.token_ids for completion in cut.generate(PROMPTS, GREEDY)]
-        cut.engine.books.check_integrity()
+        cut.engine.statistics.check_integrity()
     assert made == [completion.token_ids for completion in llm.generate(PROMPTS, GREEDY)]
 
 
@@ -210,14 +210,14 @@ def test_abort_frees_everything(llm: LLM) -> None:
     for name, sink in sinks.items():
         engine.submit(Request(tuple(range(60)), SamplingParams(max_new_tokens=500, ignore_eos=True), name), sink)
     assert sinks["abort-0"].begun.wait(60)
-    assert engine.books.num_free_blocks < engine.info.num_blocks
+    assert engine.statistics.num_free_blocks < engine.info.num_blocks
     for name in sinks:
         assert engine.abort(name)
     aborted.set()
     for sink in sinks.values():
         assert isinstance(sink.error(), Cancelled)
-    assert (engine.num_live, engine.books.num_free_blocks) == (0, engine.info.num_blocks)
-    engine.books.check_integrity()
+    assert (engine.num_live, engine.statistics.num_free_blocks) == (0, engine.info.num_blocks)
+    engine.statistics.check_integrity()
     assert not engine.abort("abort-0")
     assert not engine.abort("never was")
     assert [type(event) for event in sinks["abort-0"].events].count(Failed) == 1

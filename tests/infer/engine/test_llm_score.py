@@ -85,4 +85,4 @@ def test_more_scores_than_the_cache_holds_equal_those_alone(llm: LLM) -> None:
     pairs = [(LONG[: 20 + i], LONG[20 + i :] + LONG) for i in range(8)]  # together more than the cache
     together = llm.score_pairs(pairs)
     assert together == [llm.score(prompt, continuation) for prompt, continuation in pairs]
-    assert (llm.engine.num_live, llm.engine.books.num_free_blocks) == (0, llm.engine.info.num_blocks)
+    assert (llm.engine.num_live, llm.engine.statistics.num_free_blocks) == (0, llm.engine.info.num_blocks)

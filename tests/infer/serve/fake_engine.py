@@ -22,7 +22,7 @@ from tk.infer.engine.request.events import (
     Usage,
 )
 from tk.infer.engine.request.request import Request
-from tk.infer.engine.schedule.books import CacheBooks, EngineLoad, EngineTotals
+from tk.infer.engine.schedule.statistics import CacheReport, EngineLoad, EngineTotals
 from tk.infer.serve.app import Server
 from tk.infer.serve.engine_protocol import EngineProtocol
 from tk.infer.serve.http.metrics_port import MetricsPort
@@ -121,8 +121,8 @@ class FakeBooks:
         self.flushed += 1
         return 5
 
-    def check_cache(self) -> CacheBooks:
-        return CacheBooks(total=INFO.num_blocks, used=3, cached=5, free=55, leaked=1, problems=("a block is lost",))
+    def check_cache(self) -> CacheReport:
+        return CacheReport(total=INFO.num_blocks, used=3, cached=5, free=55, leaked=1, problems=("a block is lost",))
 
 
 class FakeEngine:
@@ -131,7 +131,7 @@ class FakeEngine:
     def __init__(self, script: Callable[[Request], Sequence[Event]] = whole_answer, info: ModelInfo = INFO) -> None:
         self.info = info
         self.tokenizer: ByteTokenizer | Tokenizer | None = ByteTokenizer()
-        self.books = FakeBooks()
+        self.statistics = FakeBooks()
         self.grammars = Grammars(None, info.vocab_size, info.eos_token_ids)
         self.script = script
         self.refusal: TkError | None = None

@@ -85,7 +85,7 @@ def test_a_step_of_full_load_stays_within_the_plan(model: Path, weight_dtype: st
         [worker] = llm.engine.worker_process_ids
         [completion] = llm.generate([[7] * tokens], params)
         assert len(completion.prompt_logprobs) == tokens
-        used, plan = resident(worker) - process, llm.engine.memory
+        used, plan = resident(worker) - process, llm.engine.source.memory
     assert plan.buffer_bytes > 50 * MIB
     assert 0.8 * plan.total_bytes < used < plan.total_bytes + 16 * MIB, "kernels, and the requests themselves"
 
@@ -109,7 +109,7 @@ def test_pages_of_the_cache_are_committed_as_they_are_used(model: Path, kernels:
     one = SamplingParams(max_new_tokens=1)
     with LLM(model, kernels=kernels, kv_memory=1 << 30) as llm:
         [worker] = llm.engine.worker_process_ids
-        plan = llm.engine.memory
+        plan = llm.engine.source.memory
         assert plan.kv_bytes > 900 * MIB
         assert resident(worker) < plan.weight_bytes + (100 if kernels == "native" else 500) * MIB
         llm.generate([[7] * 512], one)  # touches buffers, and the blocks of 512 tokens

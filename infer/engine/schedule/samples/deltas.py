@@ -1,5 +1,6 @@
 """The output of one sample: text without incomplete characters, cut at stop strings, and the reason for its end."""
 
+import time
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -110,6 +111,11 @@ class PlacedTokens:
 class DeltaBuilder:
     """The builder of one sample's deltas.
 
+    Attributes:
+        index: the sample's number.
+        num_tokens: the number of tokens so far.
+        begun: the value of time.monotonic() when the first one came.
+
     Args:
         index: the sample's number.
         params: the sampling options of the request.
@@ -132,6 +138,7 @@ class DeltaBuilder:
     ) -> None:
         self.index = index
         self.num_tokens = 0
+        self.begun = 0.0
         self._params = params
         self._eos_token_ids = eos_token_ids
         self._max_new_tokens = max_new_tokens
@@ -151,6 +158,8 @@ class DeltaBuilder:
         The delta may be empty, and has several tokens if those before have waited: see `PlacedTokens`. After an ending
         no call may follow.
         """
+        if not self.num_tokens:
+            self.begun = time.monotonic()
         self.num_tokens += 1
         armed = self.num_tokens >= self._params.min_new_tokens
         text, stop = self._stop.push(self._stream.push([token]), armed)

@@ -27,6 +27,7 @@ class Output:
     Attributes:
         max_tokens: the largest number of tokens of prompt and output together.
         tokens: the tokens so far; the last one may be UNKNOWN.
+        stopping: the token ids that end the sample.
         matcher: the state of the constraint after the known ones; None without one.
         has_candidates: whether the constraint may choose among candidates, so that most rows need no mask.
         num_proposed, num_accepted: how many proposals for its tokens were computed, and how many of them came true.
@@ -34,6 +35,7 @@ class Output:
 
     max_tokens: int
     tokens: list[int] = field(default_factory=list)
+    stopping: frozenset[int] = frozenset()
     matcher: Matcher | None = None
     has_candidates: bool = False
     num_proposed: int = 0

@@ -135,7 +135,7 @@ def test_the_memory_of_gpus_counts_where_ranks_compute_on_them(monkeypatch: pyte
 
 
 def test_memory_is_as_planned(llm: LLM, llm_tp2: LLM) -> None:
-    whole, half = llm.engine.memory, llm_tp2.engine.memory
+    whole, half = llm.engine.source.memory, llm_tp2.engine.source.memory
     assert half.weight_bytes < 0.6 * whole.weight_bytes
     assert whole.kv_bytes == 41 * whole.block_bytes
     assert whole.block_bytes == 2 * 2 * 4 * 16 * 4 * 16, "heads of 8, padded to 16"

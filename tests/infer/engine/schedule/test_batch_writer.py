@@ -19,13 +19,13 @@ PROMPT = (10, 11, 12, 13, 10)
 def running(**params: Any) -> Sample:
     """Returns a sample with three blocks."""
     sample = new_sample(0, PROMPT, 9, SamplingParams(**params))
-    sample.seed = 5
+    sample.seed, sample.output.stopping = 5, frozenset((3, 4))
     sample.status, sample.table.blocks = Status.RUNNING, [7, 8, 9]
     return sample
 
 
-def writer(num_slots: int = 2, stopping: tuple[int, ...] = (3, 4)) -> BatchWriter:
-    return BatchWriter(num_slots, lambda sample: stopping)
+def writer(num_slots: int = 2) -> BatchWriter:
+    return BatchWriter(num_slots)
 
 
 def changes(
@@ -137,7 +137,7 @@ def test_rows_of_constraints_have_masks_or_candidates() -> None:
         each.output.matcher = cast(Matcher, object())
     samples[2].output.has_candidates = True
     for asks, masks in ((False, [-1, 0, 1, 2]), (True, [-1, 0, -2, 1])):
-        message = writer(4).write([chunk(each) for each in samples], asks=asks)
+        message = writer(4).write([chunk(each) for each in samples], with_candidates=asks)
         assert isinstance(message, StepMessage)
         assert message.spans[:, 7].tolist() == masks
 
@@ -154,7 +154,7 @@ def test_slots_are_used_again() -> None:
 
 
 def test_stop_tokens_are_banned_where_there_is_a_least_number_of_tokens() -> None:
-    batch = writer(stopping=(3, 4))
+    batch = writer()
     message = changes(batch, [chunk(running()), chunk(running(min_new_tokens=2, logit_bias={8: -1.5}))])
     assert message.opened["num_banned"].tolist() == [0, 2]
     assert message.banned.tolist() == [3, 4]

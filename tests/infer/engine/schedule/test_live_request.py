@@ -22,15 +22,14 @@ from tk.infer.engine.request.events import (
 )
 from tk.infer.engine.request.request import Request
 from tk.infer.engine.request.sampling_params import SamplingParams
-from tk.infer.engine.schedule.live_request import LiveRequest, Served, has_candidates
+from tk.infer.engine.schedule.live_request import LiveRequest, ModelTraits, has_candidates
 from tk.infer.engine.schedule.samples.sample import ScheduledChunk
 from tk.infer.engine.step.sampler_output import SamplerOutput
 
-SERVED = Served(
+MODEL = ModelTraits(
     tokenizer=None,
     eos_token_ids=frozenset({9}),
     max_model_len=20,
-    block_size=2,
     fingerprint="a model",
     prefix_cache=True,
 )
@@ -39,8 +38,8 @@ PROMPT = (1, 2, 3)
 
 def live(events: list[Event] | None = None, prompt: tuple[int, ...] = PROMPT, **params: Any) -> LiveRequest:
     """Returns a request whose events go to a list."""
-    request = Request(prompt, SamplingParams(**params), "r", priority=2)
-    return LiveRequest(request, 4, 77, SERVED, ([] if events is None else events).append)
+    request = Request(prompt, SamplingParams(seed=77, **params), "r", priority=2)
+    return LiveRequest(request, 4, MODEL, ([] if events is None else events).append)
 
 
 def chosen(token: int) -> SamplerOutput:
@@ -59,9 +58,9 @@ def chosen(token: int) -> SamplerOutput:
 def step(request: LiveRequest, token: int, index: int = 0) -> bool:
     """Computes all known tokens of a sample and chooses a token; returns whether the sample is complete."""
     sample = request.samples[index]
-    assert request.want(ScheduledChunk(sample, 0, sample.num_tokens), 0) == []
+    assert request.begin_chunk(ScheduledChunk(sample, 0, sample.num_tokens), 0) == []
     sample.output.tokens.append(-1)
-    return request.take(sample, sample.num_tokens - 1, chosen(token), 0)
+    return request.add_token(sample, sample.num_tokens - 1, chosen(token), 0)
 
 
 def test_samples_share_all_but_their_index() -> None:
@@ -96,13 +95,12 @@ def test_a_constraint_chooses_among_candidates_where_the_mask_would_change_nothi
 def test_samples_take_no_memory_for_the_prompt() -> None:
     params = SamplingParams(n=16, repetition_penalty=1.2, prompt_logprobs=0)
     one, many = (Request((5,) * 1_000_000, replace(params, n=n), "r") for n in (1, 16))
-    served = replace(SERVED, block_size=256)
     tracemalloc.start()
     try:
-        LiveRequest(one, 0, 0, served, print)
+        LiveRequest(one, 0, MODEL, print)
         alone = tracemalloc.get_traced_memory()[1]
         tracemalloc.clear_traces()
-        samples = LiveRequest(many, 0, 0, served, print).samples
+        samples = LiveRequest(many, 0, MODEL, print).samples
         assert tracemalloc.get_traced_memory()[1] - alone < 200_000, "a list of the tokens has 8 MB"
     finally:
         tracemalloc.stop()
@@ -121,15 +119,16 @@ def test_the_prompt_is_scored_where_that_was_asked_for() -> None:
     events: list[Event] = []
     request = live(events, prompt_logprobs=1, max_new_tokens=1)
     sample = request.samples[0]
-    rows = [*request.want(ScheduledChunk(sample, 0, 2), 10), *request.want(ScheduledChunk(sample, 2, 1), 30)]
+    chunks = (ScheduledChunk(sample, 0, 2), 10), (ScheduledChunk(sample, 2, 1), 30)
+    rows = [row for chunk, first in chunks for row in request.begin_chunk(chunk, first)]
     assert [(row.token, row.target, row.num_top) for row in rows] == [(10, 2, 1), (11, 3, 1)]
-    assert request.want(ScheduledChunk(sample, 0, 3), 10) == [], "after a preemption"
+    assert request.begin_chunk(ScheduledChunk(sample, 0, 3), 10) == [], "after a preemption"
     request.deliver()
     assert events == [], "a request starts with the scores of its prompt"
     for row, token in zip(rows, (2, 3), strict=True):
-        request.score(row, chosen(token), 0)
+        request.add_score(row, chosen(token), 0)
     sample.output.tokens.append(-1)
-    request.take(sample, 3, chosen(5), 0)
+    request.add_token(sample, 3, chosen(5), 0)
     request.deliver()
     top = (TopLogprob(8, -0.25, b""),)
     scores = (TokenLogprob(1, None, 0, b""), TokenLogprob(2, -0.5, 2, b"", top), TokenLogprob(3, -0.5, 2, b"", top))
@@ -140,15 +139,15 @@ def test_scores_of_a_long_prompt_are_sent_as_they_are_computed() -> None:
     events: list[Event] = []
     prompt = tuple(range(700))
     request = Request(prompt, SamplingParams(prompt_logprobs=0, max_new_tokens=1), "r")
-    long = LiveRequest(request, 0, 77, replace(SERVED, max_model_len=1000, step=12), events.append)
+    long = LiveRequest(request, 0, replace(MODEL, max_model_len=1000, step=12), events.append)
     sample, seen = long.samples[0], []
     for start in range(0, 700, 100):
-        for row in long.want(ScheduledChunk(sample, start, 100), 0):
-            long.score(row, chosen(row.target), 0)
+        for row in long.begin_chunk(ScheduledChunk(sample, start, 100), 0):
+            long.add_score(row, chosen(row.target), 0)
         long.deliver()
         seen.append(len(events))
     sample.output.tokens.append(-1)
-    long.take(sample, 700, chosen(5), 0)
+    long.add_token(sample, 700, chosen(5), 0)
     long.deliver()
     begin, second, third, *rest = events
     assert seen == [0, 0, 1, 1, 1, 2, 2], "each as soon as it has 256 entries"
@@ -204,7 +203,7 @@ def test_a_callback_that_raises_gets_no_more_events(caplog: pytest.LogCaptureFix
         calls.append(event)
         raise RuntimeError("no room")
 
-    request = LiveRequest(Request(PROMPT, SamplingParams(), "r"), 0, 0, SERVED, sink)
+    request = LiveRequest(Request(PROMPT, SamplingParams(), "r"), 0, MODEL, sink)
     for token in (5, 6):
         step(request, token)
         request.deliver()

@@ -144,7 +144,7 @@ def test_sequences_in_a_wide_batch_need_not_read_their_tokens() -> None:
 
 @pytest.mark.parametrize("cost", [MEASURED, FLAT])
 def test_steps_without_proposals_just_go_on(cost: RowCost) -> None:
-    policy, writer = Scheduler(Limits(4, 0, 64, 64), 16, 16), BatchWriter(4, lambda sample: ())
+    policy, writer = Scheduler(Limits(4, 0, 64, 64), 16, 16), BatchWriter(4)
     policy.proposals.row_cost = cost
     samples = [new_sample(i, [i], 20, proposer=Proposer(8)) for i in range(4)]
     policy.add(samples)

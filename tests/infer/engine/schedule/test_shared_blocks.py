@@ -64,7 +64,7 @@ class World:
         num_twins = 3 * slots + ceil_div(limits.max_batched_tokens, BLOCK) if self.has_twins else 0
         self.policy = Scheduler(limits, self.num_blocks, BLOCK, num_twins)
         self.policy.proposals.row_cost = RowCost({1: 1.0})
-        self.writer, self.batch = BatchWriter(slots, lambda sample: ()), PersistentBatch(BLOCK)
+        self.writer, self.batch = BatchWriter(slots), PersistentBatch(BLOCK)
         self.texts = [[self.random.randrange(VOCAB) for _ in range(40)] for _ in range(3)]
 
     def arrive(self) -> None:

@@ -74,7 +74,7 @@ class Traffic:
         self.ahead, self.speculate = ahead, speculate
         self.scheduler = Scheduler(Limits(5, 99, 12, 64), NUM_BLOCKS, BLOCK_SIZE)
         self.cache = SimulatedCache(NUM_BLOCKS)
-        self.writer = BatchWriter(5, lambda sample: STOPPING)
+        self.writer = BatchWriter(5)
         self.batch = PersistentBatch(BLOCK_SIZE)
         self.live: list[Sample] = []
         self.seen: Counter[str] = Counter()
@@ -107,6 +107,7 @@ class Traffic:
             index=number % 3,
         )
         sample.seed = 2**64 - 1 - number
+        sample.output.stopping = frozenset(STOPPING)
         sample.table.root = sample.request.request_id.encode()  # slots have one owner: nothing is shared
         sample.request = replace(sample.request, priority=choose([0, 0, 1]), principal=choose("aab"))
         if self.random.random() < 0.3:
@@ -153,9 +154,8 @@ class Traffic:
             if chunks:
                 self.scheduler.observe(chunks, 0.2)  # long enough for the quanta of principals to pass
                 scored = self.scored(chunks)
-                flights.append(
-                    (self.writer.write(chunks, scored, asks=True).encode(), list(map(Planned.of, chunks)), scored)
-                )
+                message = self.writer.write(chunks, scored, with_candidates=True).encode()
+                flights.append((message, list(map(Planned.of, chunks)), scored))
                 for chunk, planned in zip(chunks, flights[-1][1], strict=True):
                     self.scheduler.advance(chunk)
                     if planned.samples:
@@ -229,7 +229,7 @@ def test_random_traffic_gives_the_plans_without_a_persistent_batch(ahead: int, s
 
 def test_slots_and_tables_grow() -> None:
     scheduler = Scheduler(Limits(70, 99, 40000, 40000), num_blocks=3000, block_size=16)
-    writer, batch = BatchWriter(70, lambda sample: ()), PersistentBatch(16)
+    writer, batch = BatchWriter(70), PersistentBatch(16)
     for number in range(70):
         prompt = [5] * (30000 if number == 40 else 20)
         scheduler.add([new_sample(number, prompt, len(prompt) + 9)])
@@ -251,7 +251,7 @@ def test_slots_and_tables_grow() -> None:
 def test_a_decode_step_sends_only_the_changes(penalty: float) -> None:
     params = SamplingParams(repetition_penalty=penalty)
     scheduler = Scheduler(Limits(8, 99, 40000, 40000), num_blocks=9000, block_size=16)
-    writer, batch = BatchWriter(8, lambda sample: ()), PersistentBatch(16)
+    writer, batch = BatchWriter(8), PersistentBatch(16)
     for number in range(8):
         scheduler.add([new_sample(number, range(number, number + 4999), 5100, params)])
     lengths = []
@@ -270,7 +270,7 @@ def test_a_decode_step_sends_only_the_changes(penalty: float) -> None:
 
 
 def test_a_block_takes_the_place_of_a_shared_one() -> None:
-    writer, batch = BatchWriter(2, lambda sample: ()), PersistentBatch(16)
+    writer, batch = BatchWriter(2), PersistentBatch(16)
     sample = new_sample(0, range(20), 40, index=1)
     sample.output.tokens, sample.table.blocks, sample.num_computed = [5], [3, 8], 20
     batch.plan(decode_message(writer.write([ScheduledChunk(sample, 19, 1)]).encode()))

@@ -73,6 +73,20 @@ def test_a_start_that_fails_counts_as_a_death() -> None:
         Script([WorkerDied("once")], [ShardCorrupt("a flipped bit")]).run(1)
 
 
+def test_an_error_of_the_engines_own_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    own = TkError("the plan is wrong")
+    script = Script([own, WorkerDied("once"), False], [ShardCorrupt("a flipped bit"), 0.0, 0.0])
+    script.run(3)
+    assert "the plan is wrong" in str(script.refusals[0])
+    [record] = [record for record in caplog.records if record.exc_info]
+    assert record.exc_info is not None
+    assert record.exc_info[1] is own, "that of a worker has its own in the log"
+    caplog.clear()
+    with pytest.raises(WorkerDied, match="the plan is wrong"):
+        Script([own]).run(0)
+    assert [record.exc_info[1] for record in caplog.records if record.exc_info] == [own]
+
+
 def test_a_close_while_they_start_ends_everything() -> None:
     with pytest.raises(Cancelled):
         Script([WorkerDied("once")], [Cancelled("closed")]).run(5)
@@ -83,16 +97,10 @@ def test_watchers_hear_of_reports_and_late_ones_of_the_last_death() -> None:
     early: list[WorkerDied | None] = []
     late: list[WorkerDied | None] = []
     availability.watch(early.append)
-    availability.check()
     death = WorkerDied("gone", 2.0)
-    availability.set(death)
-    with pytest.raises(WorkerDied, match="gone") as error:
-        availability.check()
-    assert (error.value.retry_after, early) == (2.0, [])
     availability.report(death)
     availability.watch(late.append)
     availability.report(None)
-    availability.check()
     assert early == late == [death, None]
     again: list[WorkerDied | None] = []
     availability.watch(again.append)

@@ -61,7 +61,7 @@ def test_it_loads_and_computes_as_transformers_does(
     tokens = [5, 6, 7]
     sample = new_sample(0, tokens, 9, SamplingParams(temperature=0))
     sample.table.blocks = [1]
-    writer = BatchWriter(1, lambda sample: ())
+    writer = BatchWriter(1)
     message = writer.write([ScheduledChunk(sample, 0, 3)], [SamplingRow(token=0, target=6)])
     send(connection, Frame("step", body=message.encode()))
     with torch.no_grad():

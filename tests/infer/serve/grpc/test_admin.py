@@ -10,7 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tk.infer.engine.request.events import Done
-from tk.infer.engine.schedule.books import EngineLoad
+from tk.infer.engine.schedule.statistics import EngineLoad
 from tk.infer.serve.access.tokens import ADMIN, GENERATE, Caller, line_of, token_digest
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import AdminStub, GenerationStub
@@ -30,10 +30,10 @@ def code_of(call: Any, request: Any, **how: Any) -> str:
 
 
 def test_the_load_has_the_state_and_the_engines_numbers(admin: Any, engine: FakeEngine) -> None:
-    engine.books.load_now = EngineLoad(1, 2, 3, 9, 4, 3, 2, 0.25, 100.5, 7.5)
+    engine.statistics.load_now = EngineLoad(1, 2, 3, 9, 4, 3, 2, 0.25, 100.5, 7.5)
     load = admin.GetLoad(pb.GetLoadRequest(), timeout=WAIT_SECONDS)
     seen = {field.name: getattr(load, field.name) for field in load.DESCRIPTOR.fields}
-    assert seen == {"state": pb.STATE_SERVING, **asdict(engine.books.load_now)}
+    assert seen == {"state": pb.STATE_SERVING, **asdict(engine.statistics.load_now)}
 
 
 def test_every_state_has_its_name(engine: FakeEngine) -> None:
@@ -116,7 +116,7 @@ def test_drain_refuses_new_requests_and_says_how_many_are_left(admin: Any, stub:
 
 def test_the_cache_is_flushed_and_checked(admin: Any, engine: FakeEngine) -> None:
     assert admin.FlushPrefixCache(pb.FlushPrefixCacheRequest(), timeout=WAIT_SECONDS).blocks == 5
-    assert engine.books.flushed == 1
+    assert engine.statistics.flushed == 1
     report = admin.CheckCache(pb.CheckCacheRequest(), timeout=WAIT_SECONDS)
     assert (report.total, report.used, report.cached, report.free, report.leaked) == (64, 3, 5, 55, 1)
     assert list(report.problems) == ["a block is lost"]
@@ -178,7 +178,7 @@ def test_every_call_needs_the_role_admin(guarded: ServerThread, engine: FakeEngi
             assert code_of(call, request, **bearer("user's")) == "PERMISSION_DENIED"
         load = AdminStub(channel).GetLoad(pb.GetLoadRequest(), timeout=WAIT_SECONDS, **bearer("operator's"))
         assert load.state == pb.STATE_SERVING, "no refused call has drained it"
-        assert engine.books.flushed == 0
+        assert engine.statistics.flushed == 0
 
 
 def test_an_operator_ends_a_request_of_a_principal(guarded: ServerThread, engine: FakeEngine) -> None:

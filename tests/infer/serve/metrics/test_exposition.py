@@ -11,7 +11,7 @@ from tk.core.errors import Cancelled
 from tk.infer.engine.request.events import Done, Event, Failed
 from tk.infer.engine.request.request import Request
 from tk.infer.engine.request.sampling_params import SamplingParams
-from tk.infer.engine.schedule.books import EngineLoad, EngineTotals
+from tk.infer.engine.schedule.statistics import EngineLoad, EngineTotals
 from tk.infer.serve.metrics.exposition import CATALOG, PREFIX, MetricEntry, MetricsCollector, MetricSources
 from tk.infer.serve.metrics.request_record import RequestRecord
 from tk.infer.serve.metrics.statistics import LatencyHistogram, RequestStatistics
@@ -58,7 +58,7 @@ class Books(FakeBooks):
 class Counted(FakeEngine):
     def __init__(self) -> None:
         super().__init__()
-        self.books = Books()
+        self.statistics = Books()
 
 
 def sample_names(entry: MetricEntry) -> tuple[str, ...]:

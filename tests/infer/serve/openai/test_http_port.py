@@ -5,7 +5,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tk.core.errors import Overloaded
-from tk.infer.engine.schedule.books import EngineLoad
+from tk.infer.engine.schedule.statistics import EngineLoad
 from tk.infer.serve.access.tokens import ADMIN, GENERATE, Caller, line_of, token_digest
 from tk.tests.infer.serve.fake_engine import FakeEngine
 from tk.tests.infer.serve.http.http_server import HttpServerThread
@@ -15,7 +15,7 @@ BODY = {"model": "fake", "prompt": "hi"}
 
 
 def test_the_load_is_that_of_the_engine(server: HttpServerThread, engine: FakeEngine) -> None:
-    engine.books.load_now = EngineLoad(running=3, waiting=2, blocks_total=64, blocks_used=16, blocks_free=48)
+    engine.statistics.load_now = EngineLoad(running=3, waiting=2, blocks_total=64, blocks_used=16, blocks_free=48)
     load = server.ask("/load").json
     assert (load["state"], load["running"], load["waiting"]) == ("serving", 3, 2)
     assert (load["blocks_used"], load["blocks_total"]) == (16, 64)

@@ -30,7 +30,7 @@ DIGITS = Constraint("regex", "[0-9]{1,9}")
 
 def engine_of(named: Path, opened: Path) -> Any:
     options, checkpoint = SimpleNamespace(checkpoint=named), SimpleNamespace(path=opened)
-    return SimpleNamespace(options=options, source=SimpleNamespace(checkpoint=checkpoint))
+    return SimpleNamespace(source=SimpleNamespace(options=options, checkpoint=checkpoint))
 
 
 def test_only_a_run_folder_can_be_followed(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_an_engine_that_has_ended_leaves_nothing_and_its_grammars_serve_on(tmp_p
         assert isinstance(answer(switch, "first"), Done)
         for step in steps[1:]:
             old = switch._current  # the switch alone has it
-            gone += [weakref.ref(each) for each in (old, old.source, old.source.checkpoint, old.books)]
+            gone += [weakref.ref(each) for each in (old, old.source, old.source.checkpoint, old.statistics)]
             del old
             assert switch.reload(step).step == int(step.name[5:])
             assert isinstance(answer(switch, "after"), Done)

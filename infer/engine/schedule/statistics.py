@@ -42,7 +42,7 @@ class EngineTotals:
 
 
 @dataclass(frozen=True)
-class CacheBooks:
+class CacheReport:
     """The blocks of a cache: total = used + cached + free + leaked; the fields are those of the message CacheReport."""
 
     total: int
@@ -53,7 +53,7 @@ class CacheBooks:
     problems: tuple[str, ...] = ()
 
 
-class EngineBooks:
+class EngineStatistics:
     """The books of an engine, for any thread.
 
     Args:
@@ -108,11 +108,11 @@ class EngineBooks:
             self._scheduler.allocator.flush()
         return count
 
-    def check_cache(self) -> CacheBooks:
+    def check_cache(self) -> CacheReport:
         """Counts blocks and compares the books. Steps wait meanwhile: the effort grows with the blocks in use."""
         with self._lock:
             blocks, leaked = self._scheduler.allocator, self._scheduler.num_leaked_blocks
-            return CacheBooks(
+            return CacheReport(
                 total=blocks.num_blocks,
                 used=blocks.num_used - leaked,
                 cached=blocks.num_cached,

@@ -1,4 +1,4 @@
-"""The load and the books of a cache, of a scheduler without workers."""
+"""The load and the statistics of a cache, of a scheduler without workers."""
 
 import threading
 from dataclasses import asdict
@@ -7,9 +7,9 @@ import pytest
 
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.engine.schedule.activity import Activity
-from tk.infer.engine.schedule.books import CacheBooks, EngineBooks, EngineLoad, EngineTotals
 from tk.infer.engine.schedule.samples.sample import Sample
 from tk.infer.engine.schedule.scheduler import Scheduler
+from tk.infer.engine.schedule.statistics import CacheReport, EngineLoad, EngineStatistics, EngineTotals
 from tk.infer.engine.schedule.waiting.admission import Limits
 from tk.proto.v1 import generation_pb2 as pb
 from tk.tests.infer.engine.schedule.new_sample import new_sample
@@ -35,28 +35,28 @@ def step(policy: Scheduler) -> None:
         policy.activity.new_token()
 
 
-def make_books() -> tuple[Scheduler, EngineBooks]:
+def make_statistics() -> tuple[Scheduler, EngineStatistics]:
     policy = Scheduler(Limits(2, 9, 8, 64), NUM_BLOCKS, BLOCK)
     policy.activity = Activity(lambda: 100.0)
-    return policy, EngineBooks(policy, threading.Lock())
+    return policy, EngineStatistics(policy, threading.Lock())
 
 
 def test_the_load_follows_a_request_through_the_engine() -> None:
-    policy, books = make_books()
-    assert books.load() == EngineLoad(blocks_total=NUM_BLOCKS, blocks_free=NUM_BLOCKS)
+    policy, statistics = make_statistics()
+    assert statistics.load() == EngineLoad(blocks_total=NUM_BLOCKS, blocks_free=NUM_BLOCKS)
     first, second, third = make(0, 16), make(1, 16), make(2, 16)
     for sample in (first, second, third):
         policy.add([sample])
-    load = books.load()
+    load = statistics.load()
     assert (load.running, load.waiting, load.queued_tokens, load.blocks_used) == (0, 3, 48, 0)
     step(policy)
-    load = books.load()
+    load = statistics.load()
     assert (load.running, load.waiting, load.queued_tokens, load.blocks_used) == (1, 2, 40, 4)
     while policy.queue.waiting or second.num_uncomputed > 1:
         step(policy)
         if first.num_new == 2:
             policy.finish(first)
-    load = books.load()
+    load = statistics.load()
     assert load.blocks_used + load.blocks_cached + load.blocks_free == NUM_BLOCKS
     assert (load.running, load.waiting, load.queued_tokens) == (2, 0, 0)
     assert load.prefix_hit_rate == 24 / 48, "all but the last block of the second and third prompt"
@@ -64,14 +64,14 @@ def test_the_load_follows_a_request_through_the_engine() -> None:
     assert load.decode_tokens_per_second == first.num_new + second.num_new + third.num_new
     policy.finish(second)
     policy.finish(third)
-    load, totals = books.load(), books.totals()
+    load, totals = statistics.load(), statistics.totals()
     assert (load.blocks_used, load.blocks_cached, load.blocks_free) == (0, 4, NUM_BLOCKS - 4)
     num_new = first.num_new + second.num_new + third.num_new
     assert totals == EngineTotals(prompt_tokens=48, cached_tokens=24, new_tokens=num_new)
 
 
 def test_a_flushed_cache_is_free_and_finds_nothing_while_running_sequences_keep_their_blocks() -> None:
-    policy, books = make_books()
+    policy, statistics = make_statistics()
     done, running = make(0, 16), make(1, 16)
     policy.add([done])
     while not done.num_new:
@@ -80,9 +80,9 @@ def test_a_flushed_cache_is_free_and_finds_nothing_while_running_sequences_keep_
     policy.add([running])
     step(policy)
     assert running.num_computed == 16
-    assert books.check_cache() == CacheBooks(total=NUM_BLOCKS, used=4, cached=1, free=NUM_BLOCKS - 5)
+    assert statistics.check_cache() == CacheReport(total=NUM_BLOCKS, used=4, cached=1, free=NUM_BLOCKS - 5)
     held = list(running.table.blocks)
-    assert books.flush_prefix_cache() == 1
+    assert statistics.flush_prefix_cache() == 1
     assert running.table.blocks == held
     later = make(2, 16)
     policy.add([later])
@@ -93,32 +93,32 @@ def test_a_flushed_cache_is_free_and_finds_nothing_while_running_sequences_keep_
         step(policy)
         for sample in [each for each in policy.running if each.num_tokens == each.output.max_tokens]:
             policy.finish(sample)
-        assert books.check_cache().problems == ()
-    assert books.check_cache().leaked == 0
+        assert statistics.check_cache().problems == ()
+    assert statistics.check_cache().leaked == 0
 
 
 def test_a_leaked_block_is_counted_and_named() -> None:
-    policy, books = make_books()
+    policy, statistics = make_statistics()
     sample = make(0, 16)
     policy.add([sample])
     step(policy)
     [lost] = policy.allocator.allocate(1)
-    report = books.check_cache()
+    report = statistics.check_cache()
     assert (report.used, report.leaked) == (4, 1)
-    assert books.totals() == EngineTotals(prompt_tokens=16, leaked_blocks=1)
+    assert statistics.totals() == EngineTotals(prompt_tokens=16, leaked_blocks=1)
     assert report.used + report.cached + report.free + report.leaked == report.total
     assert report.problems == (f"leaked blocks, or wrong numbers of holders: [{lost}]",)
     policy.allocator.free([lost])
-    assert books.check_cache().problems == ()
+    assert statistics.check_cache().problems == ()
 
 
 def test_the_fields_are_those_of_the_wire() -> None:
     load = pb.Load(state=pb.STATE_SERVING, **asdict(EngineLoad(running=3, prefix_hit_rate=0.5)))
     assert (load.running, load.prefix_hit_rate) == (3, 0.5)
     assert {field.name for field in pb.Load.DESCRIPTOR.fields} == {"state", *asdict(EngineLoad())}
-    report = pb.CacheReport(**asdict(CacheBooks(9, 1, 2, 5, 1, ("a",))))
+    report = pb.CacheReport(**asdict(CacheReport(9, 1, 2, 5, 1, ("a",))))
     assert (report.total, report.leaked, list(report.problems)) == (9, 1, ["a"])
-    assert {field.name for field in pb.CacheReport.DESCRIPTOR.fields} == set(asdict(CacheBooks(9, 1, 2, 5, 1)))
+    assert {field.name for field in pb.CacheReport.DESCRIPTOR.fields} == set(asdict(CacheReport(9, 1, 2, 5, 1)))
 
 
 def test_a_slow_step_is_logged_with_its_size(caplog: pytest.LogCaptureFixture) -> None:
