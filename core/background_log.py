@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, suppress
+from logging.handlers import QueueHandler
+from queue import SimpleQueue
 from typing import Final
 
 from .console_log import console_handlers, show_log
@@ -21,85 +23,73 @@ _HELD: Final = "This error came %d more times since it was last shown."
 _ROOT: Final = __package__.split(".")[0]  # the logger above those of all modules
 
 
-class BackgroundLines(logging.Handler):
+class BackgroundLines(QueueHandler):
     """Writes each record as a line to a file that may block; the threads that log never wait for it.
 
-    An error that repeats is written once a minute, with the number of those before it that were not.
+    An error that repeats is written once a minute, with the number of those before it that were not. The thread that
+    writes is no QueueListener: that one stops when it has written everything, so never if the file is not read.
 
     Args:
         descriptor: the file, which stays open.
     """
 
     def __init__(self, descriptor: int) -> None:
-        super().__init__()
+        self._records: SimpleQueue[logging.LogRecord | None] = SimpleQueue()  # whose `put` a finalizer may interrupt
+        super().__init__(self._records)
         self._descriptor = descriptor
-        self._lines: list[str] = []
-        self._waiting = self._dropped = 0
+        self._queued = self._dropped = 0  # changed by threads that log, with the handler's lock
+        self._written = self._reported = 0  # changed by the thread that writes
         self._progress = time.monotonic()
-        self._is_over = False
         self._repeats = Repeats[logging.LogRecord]()
         self._thread = threading.Thread(target=self._run, name="tk-log", daemon=True)
         self._thread.start()
 
-    def createLock(self) -> None:
-        """Makes the only lock, that of `handle` and of everything here, which a thread may take again.
-
-        A finalizer that logs may interrupt a thread that holds it. With two locks it would wait for a thread that logs,
-        has one, and waits for the other.
-        """
-        super().createLock()
-        assert self.lock is not None
-        self._changed = threading.Condition(self.lock)
-
     def emit(self, record: logging.LogRecord) -> None:
         held = self._repeats.see(_kind_of(record), record) if record.levelno >= logging.ERROR else 0
         if held is not None:
-            self._add(record, held)
+            self._emit(record, held)
 
-    def _add(self, record: logging.LogRecord, held: int = 0) -> None:
-        line = self.format(record) + "\n" + (self._line(_HELD, held) if held else "")
-        with self._changed:
-            if self._waiting > MOST_WAITING:
-                self._dropped += 1
-                return
-            self._lines.append(line)
-            self._waiting += len(line)
-            self._changed.notify_all()
+    def _emit(self, record: logging.LogRecord, held: int) -> None:
+        super().emit(record)
+        if held:
+            super().emit(_count_of(_HELD, held))
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        if self._queued - self._written > MOST_WAITING:
+            self._dropped += 1
+            return
+        self._queued += len(record.msg)
+        super().enqueue(record)
 
     def finish(self) -> bool:
         """Returns when all lines are written (True), or when the file has taken nothing for a while."""
-        with self._changed:
+        self.acquire()
+        try:
             for record, held in self._repeats.due(at_end=True):
-                self._add(record, held)
-            self._is_over = True
-            self._progress = time.monotonic()
-            self._changed.notify_all()
-            while self._thread.is_alive() and (left := self._progress + PATIENCE - time.monotonic()) > 0:
-                self._changed.wait(left)
-            return not self._waiting
+                self._emit(record, held)
+        finally:
+            self.release()
+        self._records.put(None)
+        self._progress = time.monotonic()
+        while self._thread.is_alive() and (left := self._progress + PATIENCE - time.monotonic()) > 0:
+            self._thread.join(left)
+        return self._written == self._queued
 
     def _run(self) -> None:
-        while (lines := self._next()) is not None:
+        is_over = False
+        while not is_over:
+            records = [self._records.get()]
+            while not self._records.empty():
+                records.append(self._records.get())
+            is_over = None in records
+            lines = [record.msg for record in records if record is not None]
+            size = sum(map(len, lines))
+            if missing := self._dropped - self._reported:
+                lines.append(self.format(_count_of(_DROPPED, missing)))
+                self._reported += missing
             with suppress(OSError):  # a full disk, or no reader any more: later lines are tried again
-                self._write("".join(lines).encode(errors="backslashreplace"))
-            with self._changed:
-                self._waiting = sum(map(len, self._lines))
-        with self._changed:
-            self._progress = 0.0
-            self._changed.notify_all()
-
-    def _next(self) -> list[str] | None:
-        """Waits for lines and returns them; None: there are none, and no more come."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._lines or self._is_over)
-            lines, self._lines = self._lines, []
-            if self._dropped:
-                lines.append(self._line(_DROPPED, self._dropped))
-                self._dropped = 0
-            return lines or None
-
-    def _line(self, text: str, count: int) -> str:
-        return self.format(logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, (count,), None)) + "\n"
+                self._write("".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))
+            self._written += size
 
     def _write(self, data: bytes) -> None:
         view, at = memoryview(data), 0
@@ -109,8 +99,11 @@ class BackgroundLines(logging.Handler):
             poll.poll()  # the file may be one that does not block
             end = data.rfind(b"\n", at, at + _PIECE) + 1 or at + _PIECE
             at += os.write(self._descriptor, view[at:end])
-            with self._changed:
-                self._progress = time.monotonic()
+            self._progress = time.monotonic()
+
+
+def _count_of(text: str, count: int) -> logging.LogRecord:
+    return logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, (count,), None)
 
 
 def _kind_of(record: logging.LogRecord) -> Hashable:

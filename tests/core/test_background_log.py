@@ -41,6 +41,11 @@ def pipe() -> Iterator[tuple[int, BackgroundLines]]:
     os.close(writer)
 
 
+def lock_of(handler: BackgroundLines) -> threading.RLock:
+    assert handler.lock is not None
+    return handler.lock
+
+
 def record(text: str) -> logging.LogRecord:
     return logging.LogRecord("tk", logging.INFO, __file__, 1, text, None, None)
 
@@ -148,7 +153,7 @@ def test_a_finalizer_that_logs_while_a_line_is_handed_over_does_not_wait_for_its
     reader, handler = pipe
 
     def interrupted() -> None:
-        with handler._changed:
+        with lock_of(handler):
             handler.emit(record("of a finalizer"))
 
     thread = threading.Thread(target=interrupted, daemon=True)
@@ -166,7 +171,7 @@ def test_a_finalizer_that_logs_while_another_thread_does_waits_for_no_one_who_wa
     others = threading.Thread(target=lambda: handler.handle(record("of another thread")), daemon=True)
 
     def interrupted() -> None:
-        with handler._changed:
+        with lock_of(handler):
             others.start()
             others.join(0.2)  # it waits now
             handler.handle(record("of a finalizer"))
@@ -186,9 +191,7 @@ def test_errors_that_others_log_at_the_end_do_not_meet_the_count_of_those_held_b
     met: list[bool] = []
 
     def due(at_end: bool) -> list[tuple[logging.LogRecord, int]]:
-        other = threading.Thread(
-            target=lambda: met.append(handler.lock is None or handler.lock.acquire(blocking=False))
-        )
+        other = threading.Thread(target=lambda: met.append(lock_of(handler).acquire(blocking=False)))
         other.start()
         other.join()
         return []
