@@ -59,16 +59,13 @@ class AsyncClient(ServerConnection):
         attempts = self._attempts()
         while True:
             call = self._stub.Generate(request, timeout=attempts.seconds_left, metadata=self._metadata)
-            begun = False
             try:
                 async for response in call:
-                    begun = True
+                    attempts.stop()  # the caller has a part of the answer
                     if (event := event_from_wire(response)) is not None:
                         yield event
                 return
             except grpc.RpcError as error:
-                if begun:
-                    raise self._error(error) from None
                 await asyncio.sleep(self._pause(error, attempts))
             finally:
                 call.cancel()

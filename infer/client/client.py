@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
+from itertools import islice
 from typing import Any, Final, TypeVar, overload
 
 import grpc
@@ -89,17 +90,14 @@ class Client(BlockingConnection):
         attempts = self._attempts()
         while True:
             call = self._stub.Generate(request, timeout=attempts.seconds_left, metadata=self._metadata)
-            begun = False
             try:
                 for response in call:
-                    begun = True
+                    attempts.stop()  # the caller has a part of the answer
                     if (event := event_from_wire(response)) is not None:
                         yield event
                         self._home.require()  # a fork may go on with the iterator
                 return
             except grpc.RpcError as error:
-                if begun:
-                    raise self._error(error) from None
                 time.sleep(self._pause(error, attempts))
             finally:
                 if self._home.is_here:
@@ -107,15 +105,14 @@ class Client(BlockingConnection):
 
     def _all(self, method: Any, requests: Sequence[Any], convert: Callable[[Any], T]) -> list[T]:
         """Returns the converted answers to several calls, in order; if one fails, the others end."""
+        begun = (PendingCall(self, method, request) for request in requests)
         calls: deque[PendingCall] = deque()
         answers: list[T] = []
         try:
-            for request in requests:
-                if len(calls) == MAX_IN_FLIGHT:
-                    answers.append(convert(calls.popleft().result()))
-                calls.append(PendingCall(self, method, request))
+            calls.extend(islice(begun, MAX_IN_FLIGHT))
             while calls:
                 answers.append(convert(calls.popleft().result()))
+                calls.extend(islice(begun, 1))
         finally:
             for call in calls:
                 call.cancel()

@@ -61,6 +61,10 @@ class Attempts:
         """The time until the call must be over, at least 0; None = no limit."""
         return None if self._end is None else max(0.0, self._end - time.monotonic())
 
+    def stop(self) -> None:
+        """Makes the present attempt the last one."""
+        self._left = 0
+
     def pause_after(self, error: TkError) -> float:
         """Returns the seconds to wait before the next attempt.
 
@@ -70,13 +74,13 @@ class Attempts:
         """
         self._left -= 1
         if self._left < 1 or not isinstance(error, (Overloaded, Unavailable)):
-            raise error
+            raise error from None
         drawn = self._pause * (1 - _DRAWN * random.random())
         self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
         asked = error.retry_after or 0.0
         pause = max(drawn, asked + _DRAWN * random.random() * min(asked, FIRST_PAUSE_SECONDS))
         if self._end is not None and time.monotonic() + pause >= self._end:
-            raise error
+            raise error from None
         return pause
 
 
@@ -119,9 +123,6 @@ class ServerConnection:
         """
         self._home.require()
         return Attempts(self._max_attempts, self._timeout)
-
-    def _error(self, error: grpc.RpcError) -> Exception:
-        return error_from_rpc(error, self._target)
 
     def _pause(self, error: grpc.RpcError, attempts: Attempts) -> float:
         """Returns the seconds until another attempt makes sense; raises the error if none does."""

@@ -1,7 +1,8 @@
 """The Python API of inference, for scripts and notebooks."""
 
 import queue
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -131,37 +132,37 @@ class LLM:
         self.close()
 
     def _complete(self, requests: Sequence[Request]) -> list[Completion]:
-        """Runs requests to their ends, in order; if one fails, all are ended."""
+        """Returns the completions of requests, in order."""
         builders = {request.request_id: CompletionBuilder() for request in requests}
-        events: queue.SimpleQueue[tuple[str, Event]] = queue.SimpleQueue()
-        live: set[str] = set()
-        try:
-            for request in requests:
-                self._submit(request, events)
-                live.add(request.request_id)
-            while live:
-                name, event = events.get()
-                if isinstance(event, Done | Failed):
-                    live.discard(name)
-                builders[name].add(event)
-        finally:
-            for name in live:
-                self._engine.abort(name)
+        for request_id, event in self._run(requests):
+            builders[request_id].add(event)
         return [builder.completion() for builder in builders.values()]
 
-    def _submit(self, request: Request, events: "queue.SimpleQueue[tuple[str, Event]]") -> None:
-        self._engine.submit(request, lambda event: events.put((request.request_id, event)))
-
     def _stream(self, request: Request) -> Iterator[Delta]:
+        with closing(self._run([request])) as events:
+            yield from (event for _, event in events if isinstance(event, Delta))
+
+    def _run(self, requests: Sequence[Request]) -> Generator[tuple[str, Event], None, None]:
+        """Runs requests to their ends and yields their events with their ids; if one fails, all are ended."""
         events: queue.SimpleQueue[tuple[str, Event]] = queue.SimpleQueue()
-        self._submit(request, events)
+        live: set[str] = set()
+
+        def submit(request: Request) -> None:
+            self._engine.submit(request, lambda event: events.put((request.request_id, event)))
+            live.add(request.request_id)
+
         try:
-            while not isinstance(event := events.get()[1], Done):
+            for request in requests:
+                submit(request)
+            while live:
+                request_id, event = events.get()
+                if isinstance(event, Done | Failed):
+                    live.discard(request_id)
                 if isinstance(event, Failed):
                     raise event.error
-                if isinstance(event, Delta):
-                    yield event
-                    self._home.require()  # a fork may go on with the iterator: nothing would come
+                yield request_id, event
+                self._home.require()  # a fork may go on with the iterator: nothing would come
         finally:
             if self._home.is_here:
-                self._engine.abort(request.request_id)
+                for request_id in live:
+                    self._engine.abort(request_id)

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 from typing import Final
 
 import numpy as np
@@ -113,19 +114,18 @@ def measure_perplexity(
         ConfigError: context or stride are out of range, or the texts have no token to count.
         TkError: see `LLM.score`.
     """
+    masks = [np.ones(len(text.tokens), np.bool_) if text.counted is None else text.counted for text in texts]
     windows = plan_windows([len(text.tokens) for text in texts], context, stride)
-    needed = [window for window in windows if _counted(texts, window).any()]
+    needed = [window for window in windows if masks[window.text][window.first : window.stop].any()]
     if not needed:
         raise ConfigError("The data has no token to score: a text needs at least two tokens.")
     logprobs: list[npt.NDArray[np.float64]] = []
     greedy: list[npt.NDArray[np.int64]] = []
     begun = time.monotonic()
     for batch in _batches(needed):
-        scores = llm.score_pairs(
-            (_ids(texts, w.text, w.start, w.first), _ids(texts, w.text, w.first, w.stop)) for w in batch
-        )
+        scores = llm.score_pairs(_pair(texts[window.text].tokens, window) for window in batch)
         for window, score in zip(batch, scores, strict=True):
-            counted = _counted(texts, window)
+            counted = masks[window.text][window.first : window.stop]
             logprobs.append(np.array(score.logprobs)[counted])
             greedy.append(np.array(score.greedy_token_ids)[counted])
             advance(window.stop - window.first)
@@ -137,25 +137,13 @@ def num_scored(texts: Iterable[EvalText]) -> int:
     return sum(max(0, len(text.tokens) - 1) for text in texts)
 
 
-def _ids(texts: Sequence[EvalText], text: int, start: int, stop: int) -> list[int]:
-    ids: list[int] = texts[text].tokens[start:stop].tolist()
-    return ids
-
-
-def _counted(texts: Sequence[EvalText], window: Window) -> npt.NDArray[np.bool_]:
-    counted = texts[window.text].counted
-    size = window.stop - window.first
-    return np.ones(size, np.bool_) if counted is None else counted[window.first : window.stop]
+def _pair(tokens: npt.NDArray[np.int64], window: Window) -> tuple[list[int], list[int]]:
+    """Returns the token ids of a window's text that come before those that it scores, and these."""
+    return tokens[window.start : window.first].tolist(), tokens[window.first : window.stop].tolist()
 
 
 def _batches(windows: Sequence[Window]) -> Iterator[list[Window]]:
-    batch: list[Window] = []
-    size = 0
-    for window in windows:
-        batch.append(window)
-        size += window.stop - window.start
-        if size >= _BATCH_TOKENS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+    """Yields the windows in lists of about `_BATCH_TOKENS` tokens."""
+    begins = accumulate((window.stop - window.start for window in windows), initial=0)  # and the end of the last
+    for _, batch in groupby(zip(begins, windows, strict=False), lambda each: each[0] // _BATCH_TOKENS):
+        yield [window for _, window in batch]

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -49,33 +49,28 @@ class KeptGrammars:
     def __init__(self, most: int = NUM_KEPT) -> None:
         self._most = most
         self._lock = threading.Lock()  # guards all below
-        self._of: dict[str, OrderedDict[Hashable, Grammar]] = {}  # by principal; each has at least one
+        self._kept: OrderedDict[tuple[str, Hashable], Grammar] = OrderedDict()  # the one used last is last
 
     def find(self, principal: str, name: Hashable) -> Grammar | None:
         """Returns a principal's grammar, unless it is worn."""
         with self._lock:
-            own = self._of.get(principal, OrderedDict())
-            if name not in own or own[name].is_worn:
+            grammar = self._kept.get((principal, name))
+            if grammar is None or grammar.is_worn:
                 return None
-            own.move_to_end(name)
-            return own[name]
+            self._kept.move_to_end((principal, name))
+            return grammar
 
     def add(self, principal: str, name: Hashable, grammar: Grammar) -> None:
         """Keeps a grammar, and lets go of worn ones and of those above the bound."""
         with self._lock:
-            self._of.setdefault(principal, OrderedDict())[name] = grammar
-            self._of[principal].move_to_end(name)
-            for owner, kept in list(self._of.items()):
-                for each in [each for each in kept if kept[each].is_worn]:
-                    self._drop(owner, each)
-            while sum(map(len, self._of.values())) > self._most:
-                fullest = max(self._of, key=lambda owner: (len(self._of[owner]), owner == principal))
-                self._drop(fullest, next(iter(self._of[fullest])))
-
-    def _drop(self, principal: str, name: Hashable) -> None:
-        del self._of[principal][name]
-        if not self._of[principal]:
-            del self._of[principal]
+            self._kept.pop((principal, name), None)
+            self._kept[principal, name] = grammar
+            for worn in [key for key, each in self._kept.items() if each.is_worn]:
+                del self._kept[worn]
+            while len(self._kept) > self._most:
+                counts = Counter(owner for owner, _ in self._kept)
+                fullest = max(counts, key=lambda owner: (counts[owner], owner == principal))
+                del self._kept[next(key for key in self._kept if key[0] == fullest)]
 
 
 class Grammars:

@@ -76,8 +76,7 @@ class KeyEqualizer:
 
     def _wide(self, param: LocalParam, values: Array) -> Array:
         is_wide = values.dtype == FP32.numpy  # as quantized weights are read
-        wide: Array = (values if is_wide else cast(values, self._dtype, FP32, param.name)).astype(np.float64)
-        return wide
+        return (values if is_wide else cast(values, self._dtype, FP32, param.name)).astype(np.float64)
 
     def _sizes(self, site: Site) -> Array:
         """Returns the expected squares of queries, then keys, of a layer: fp64 [heads + kv heads, head_dim]."""
@@ -92,8 +91,7 @@ class KeyEqualizer:
             sizes = sizes / np.maximum(sizes.mean(axis=-1, keepdims=True), np.finfo(np.float64).tiny) * of_head
         if self._program.rope is None:
             return sizes
-        pairs: Array = np.tile(sizes[:, : dim // 2] + sizes[:, dim // 2 :], 2)
-        return pairs
+        return np.tile(sizes[:, : dim // 2] + sizes[:, dim // 2 :], 2)
 
 
 def _sites(program: Program) -> Iterator[Site]:

@@ -74,8 +74,7 @@ class Codes:
         """Returns the values that the codes stand for, fp32 [N, K]."""
         offset = OFFSET if self.grouping.bits == 8 else 0
         values = self.codes.reshape(*self.scales.shape, -1).astype(np.float32) - np.float32(offset)
-        wide: Array = values * self.scales[..., None] + self.minima[..., None]
-        return wide.reshape(self.codes.shape)
+        return (values * self.scales[..., None] + self.minima[..., None]).reshape(self.codes.shape)
 
 
 def groupings(program: Program, weight_dtype: str) -> dict[str, Grouping]:
@@ -121,8 +120,7 @@ def untransposed(values: Array, num_transposed: int) -> Array:
     if not num_transposed:
         return values
     blocks = values.reshape(num_transposed, -1, values.shape[-1])
-    rows: Array = np.ascontiguousarray(blocks.transpose(0, 2, 1)).reshape(-1, blocks.shape[1])
-    return rows
+    return np.ascontiguousarray(blocks.transpose(0, 2, 1)).reshape(-1, blocks.shape[1])
 
 
 def quantize(values: Array, grouping: Grouping) -> Codes:
@@ -172,8 +170,7 @@ def _finite(groups: Array, scales: Array) -> tuple[Array, Array]:
 
 def _divisors(scales: Array) -> Array:
     """Returns the scales to divide by: 1 where all values of a group are the same, or not finite."""
-    divisors: Array = np.where(scales > 0, scales, np.float32(1))[..., None]
-    return divisors
+    return np.where(scales > 0, scales, np.float32(1))[..., None]
 
 
 def _bf16(values: Array) -> Array:
