@@ -93,8 +93,7 @@ class AsyncClient(ServerConnection):
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """Returns the text of token ids, including special tokens."""
-        text: str = (await self._call(self._stub.Detokenize, detokenize_message(token_ids))).text
-        return text
+        return str((await self._call(self._stub.Detokenize, detokenize_message(token_ids))).text)
 
     async def close(self) -> None:
         """Closes the connection and ends the calls in progress; a second call does nothing."""

@@ -83,8 +83,7 @@ class Client(BlockingConnection):
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Returns the text of token ids, including special tokens."""
-        text: str = self._call(self._stub.Detokenize, detokenize_message(token_ids)).text
-        return text
+        return str(self._call(self._stub.Detokenize, detokenize_message(token_ids)).text)
 
     def _events(self, request: pb.GenerateRequest) -> Generator[Event, None, None]:
         attempts = self._attempts()
