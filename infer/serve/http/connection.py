@@ -2,18 +2,18 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from email.utils import formatdate
-from typing import Final
+from typing import Any, Final
 
 import h11
 
 from ..call.request_ids import METADATA_KEY, is_id, made_id
 from ..options import address_of
-from .framing import MAX_HEADER_BYTES, RequestFraming
-from .messages import JSON, Headers, HttpRequest, dumped
-from .problems import HttpProblem, body_of, headers_of, status_of
+from .framing import MAX_HEADER_BYTES, HttpRequest, RequestFraming, path_of
+from .json_body import JSON, dumped
+from .problems import Headers, HttpProblem, body_of, headers_of, status_of
 
 MAX_BODY_BYTES: Final = 1 << 20
 # Seconds for the headers from their first byte on, for the body, and between two requests.
@@ -34,14 +34,16 @@ Answer = Callable[[HttpRequest, "HttpConnection"], Awaitable[None]]
 
 
 class HttpConnection:
-    """Reads requests one after the other, and is the `Reply` to the one that is being answered.
+    """Reads requests one after the other, and is the way back to the client of the one that is being answered.
 
-    While a request is answered, the end of the connection cancels its answer.
+    A reply is `whole`, `json` or `problem`, or `begin`, `send` and `end`. Each waits until the connection takes more
+    bytes, and raises ConnectionError if it is lost. While a request is answered, the end of the connection cancels its
+    answer.
 
     Args:
         reader: the bytes of the client.
         writer: the way to the client.
-        answer: answers a request, and its own errors, by the calls of `Reply`.
+        answer: answers a request, and its own errors.
         on_refusal: is called with the problem of what could not be read as a request, the client's address, and the id
             of the reply.
         is_last: whether the connection closes after one request.
@@ -101,27 +103,45 @@ class HttpConnection:
         """
         self._is_last = True
         if self._idle is not None:
-            if self._is_new:
-                asyncio.get_running_loop().call_later(FIRST_SECONDS, self._idle.cancel)
-            else:
-                self._idle.cancel()
+            asyncio.get_running_loop().call_later(FIRST_SECONDS if self._is_new else 0, self._idle.cancel)
 
     @property
     def has_begun(self) -> bool:
-        return self._http.our_state is not h11.SEND_RESPONSE and self._http.our_state is not h11.IDLE
+        """Whether the status is sent, so that no other one can be."""
+        return self._http.our_state not in (h11.SEND_RESPONSE, h11.IDLE)
 
     async def whole(self, status: int, content_type: str, body: bytes, headers: Headers = ()) -> None:
+        """Sends a reply of a known length."""
         all_headers = [("content-length", str(len(body))), *headers]
         data = () if self._is_head else (h11.Data(data=body),)
         await self._send(self._head(status, content_type, all_headers), *data, h11.EndOfMessage())
 
+    async def json(self, value: Mapping[str, Any], status: int = 200, headers: Headers = ()) -> None:
+        """Sends a value as a whole reply."""
+        await self.whole(status, JSON, dumped(value), headers)
+
+    async def problem(self, error: Exception) -> None:
+        """Sends an error: as a whole reply, or as the last event of a stream that has begun."""
+        if self.has_begun:
+            await self.event(body_of(error))
+            await self.end()
+        else:
+            await self.json(body_of(error), status_of(error), headers_of(error))
+
     async def begin(self, status: int, content_type: str, headers: Headers = ()) -> None:
+        """Sends the head of a reply whose body comes in parts."""
         await self._send(self._head(status, content_type, headers))
 
+    async def event(self, value: Mapping[str, Any]) -> None:
+        """Sends a value as one server-sent event; JSON has no newline outside of escapes."""
+        await self.send(b"data: " + dumped(value) + b"\n\n")
+
     async def send(self, part: bytes) -> None:
+        """Sends a part of the body."""
         await self._send(h11.Data(data=part))
 
     async def end(self) -> None:
+        """Sends the end of the body."""
         await self._send(h11.EndOfMessage())
 
     async def _wait_for_bytes(self) -> bool:
@@ -188,7 +208,7 @@ class HttpConnection:
             raise HttpProblem(f"The body took longer than {BODY_SECONDS:g} s.", 408) from None
         if body is None:
             return None
-        path = _path_of(head.target.decode("latin-1"), headers)
+        path = path_of(head.target.decode("latin-1"), headers)
         return HttpRequest(head.method.decode("latin-1"), path, headers, body, self._id, self._client)
 
     async def _read_body(self) -> bytes | None:
@@ -246,8 +266,8 @@ class HttpConnection:
             problem = HttpProblem(f"This is not HTTP/1.1: {str(error).partition(':')[0]}.", error.error_status_hint)
         self._is_last = True
         self._on_refusal(problem, self._client, self._id)
-        if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            await self.whole(status_of(problem), JSON, dumped(body_of(problem)), headers_of(problem))
+        if not self.has_begun:
+            await self.problem(problem)
 
     def _head(self, status: int, content_type: str, headers: Headers) -> h11.Response:
         all_headers = [
@@ -274,16 +294,6 @@ def client_of(writer: asyncio.StreamWriter) -> str:
     """Returns the address of a connection's other end, HOST:PORT."""
     peer = writer.get_extra_info("peername")
     return address_of(*peer[:2]) if peer else ""
-
-
-def _path_of(target: str, headers: Headers) -> str:
-    """Returns the path of a request's target, without its query; clients may name the server in the target, too."""
-    if target.startswith(("/", "*")):
-        return target.partition("?")[0]
-    host, slash, rest = target.partition("://")[2].partition("/")
-    if host.lower() not in (value.lower() for name, value in headers if name == "host"):
-        raise HttpProblem("The target of the request names another server than the header Host.", 400)
-    return (slash + rest).partition("?")[0] or "/"
 
 
 def _too_large() -> HttpProblem:

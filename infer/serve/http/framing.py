@@ -1,4 +1,4 @@
-"""The framing of requests: where the head and the body of each end, by the letter of RFC 9112.
+"""A request, and the framing of requests: where the head and the body of each end, by the letter of RFC 9112.
 
 A proxy sends requests of many callers on one connection. Where the proxy and the server disagree on the end of a
 request, bytes of one caller run as the request of another. Parsers are lenient in different ways, so every byte passes
@@ -6,10 +6,11 @@ here before h11 reads it, and a request is refused that two parsers could end at
 """
 
 import re
-from enum import Enum, auto
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
-from .problems import HttpProblem
+from .problems import Headers, HttpProblem
 
 MAX_HEADER_BYTES: Final = 32 << 10  # of the request line and all header lines, and of all trailers
 _TOKEN: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
@@ -26,15 +27,30 @@ _LINE_END: Final = b"\r\n"
 _BLANK_LINE: Final = b"\r\n\r\n"
 
 
-class _Awaited(Enum):
-    """The part of a request that comes next."""
+@dataclass(frozen=True)
+class HttpRequest:
+    """A whole request.
 
-    HEAD = auto()
-    BODY = auto()  # of a stated length, or one chunk
-    CHUNK_HEAD = auto()
-    CHUNK_END = auto()
-    TRAILERS = auto()
-    NOTHING = auto()
+    Attributes:
+        method: the method, in capitals.
+        path: the path, without the query.
+        headers: names in small letters, and values, in the order of their arrival.
+        body: the body, of a bounded size.
+        id: the call's id, the client's or one that was made here: the reply and the log have it.
+        client: the address of the client, HOST:PORT.
+    """
+
+    method: str
+    path: str
+    headers: Headers
+    body: bytes = b""
+    id: str = ""
+    client: str = ""
+
+    def header(self, name: str) -> str:
+        """Returns the value of a header that comes once; "" if it is absent or comes again."""
+        values = [value for key, value in self.headers if key == name]
+        return values[0] if len(values) == 1 else ""
 
 
 class RequestFraming:
@@ -42,7 +58,7 @@ class RequestFraming:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._part = _Awaited.HEAD
+        self._take: Callable[[RequestFraming], bytes] = RequestFraming._take_head  # of the part that comes next
         self._searched = 0  # bytes of the buffer that hold no end of a head or of trailers
         self._left = 0  # bytes of a body, or of a chunk, to come
         self._is_chunked = False
@@ -55,7 +71,7 @@ class RequestFraming:
     @property
     def has_ended(self) -> bool:
         """Whether the current request is whole."""
-        return self._part is _Awaited.NOTHING
+        return self._take == RequestFraming._take_nothing
 
     def receive(self, data: bytes) -> None:
         """Adds bytes of the client."""
@@ -63,7 +79,7 @@ class RequestFraming:
 
     def begin_next(self) -> None:
         """Begins the next request, after the end of the one before."""
-        self._part = _Awaited.HEAD
+        self._take = RequestFraming._take_head
 
     def take(self) -> bytes:
         """Returns the next bytes of the current request, or b"" if they have not come yet or the request has ended.
@@ -71,19 +87,7 @@ class RequestFraming:
         Raises:
             HttpProblem: the bytes are no request, or two parsers could understand them differently (400, 431, 501).
         """
-        match self._part:
-            case _Awaited.HEAD:
-                return self._take_head()
-            case _Awaited.BODY:
-                return self._take_body()
-            case _Awaited.CHUNK_HEAD:
-                return self._take_chunk_head()
-            case _Awaited.CHUNK_END:
-                return self._take_chunk_end()
-            case _Awaited.TRAILERS:
-                return self._take_trailers()
-            case _Awaited.NOTHING:
-                return b""
+        return self._take(self)  # functions, not methods: these would hold this object in a ring
 
     def _take_head(self) -> bytes:
         if self._buffer and not re.match(_TOKEN, self._buffer):
@@ -92,14 +96,16 @@ class RequestFraming:
         if head:
             length = _length_of_body(head)
             self._is_chunked, self._left = length is None, length or 0
-            self._part = _Awaited.CHUNK_HEAD if length is None else _Awaited.BODY if length else _Awaited.NOTHING
+            plain = RequestFraming._take_body if length else RequestFraming._take_nothing
+            self._take = RequestFraming._take_chunk_head if length is None else plain
         return head
 
     def _take_body(self) -> bytes:
+        """Takes bytes of a body of a stated length, or of one chunk."""
         part = self._cut(min(self._left, len(self._buffer)))
         self._left -= len(part)
         if not self._left:
-            self._part = _Awaited.CHUNK_END if self._is_chunked else _Awaited.NOTHING
+            self._take = RequestFraming._take_chunk_end if self._is_chunked else RequestFraming._take_nothing
         return part
 
     def _take_chunk_head(self) -> bytes:
@@ -109,7 +115,7 @@ class RequestFraming:
                 raise _refused("a chunk's line is not its size in at most 8 hexadecimal digits, and nothing else")
             return b""
         self._left = int(found[1], 16)
-        self._part = _Awaited.BODY if self._left else _Awaited.TRAILERS
+        self._take = RequestFraming._take_body if self._left else RequestFraming._take_trailers
         return self._cut(found.end())
 
     def _take_chunk_end(self) -> bytes:
@@ -117,7 +123,7 @@ class RequestFraming:
             raise _refused("a chunk is longer than its stated size")
         if len(self._buffer) < len(_LINE_END):
             return b""
-        self._part = _Awaited.CHUNK_HEAD
+        self._take = RequestFraming._take_chunk_head
         return self._cut(len(_LINE_END))
 
     def _take_trailers(self) -> bytes:
@@ -125,8 +131,11 @@ class RequestFraming:
         trailers = self._cut(len(_LINE_END)) if no_trailer else self._take_lines(_BLANK_LINE)
         if trailers:
             _fields_of(trailers.removesuffix(_LINE_END).splitlines())
-            self._part = _Awaited.NOTHING
+            self._take = RequestFraming._take_nothing
         return trailers
+
+    def _take_nothing(self) -> bytes:
+        return b""  # the request is whole
 
     def _take_lines(self, end: bytes) -> bytes:
         """Returns the bytes up to an end, with it, or b"" if it has not come."""
@@ -143,6 +152,16 @@ class RequestFraming:
         part = bytes(self._buffer[:size])
         del self._buffer[:size]
         return part
+
+
+def path_of(target: str, headers: Headers) -> str:
+    """Returns the path of a request's target, without its query; clients may name the server in the target, too."""
+    if target.startswith(("/", "*")):
+        return target.partition("?")[0]
+    host, slash, rest = target.partition("://")[2].partition("/")
+    if host.lower() not in (value.lower() for name, value in headers if name == "host"):
+        raise HttpProblem("The target of the request names another server than the header Host.", 400)
+    return (slash + rest).partition("?")[0] or "/"
 
 
 def _length_of_body(head: bytes) -> int | None:

@@ -8,10 +8,10 @@ from ..access.callers import Callers
 from ..call.call import Frontend, ServerCall
 from ..metrics.exposition import MetricsCollector
 from ..options import ServerOptions
+from .connection import HttpConnection
+from .framing import HttpRequest
 from .listener import Listener
-from .messages import HttpRequest, Reply
-from .origins import OriginRules
-from .router import HttpRoute, HttpRouter
+from .router import HttpRoute, HttpRouter, OriginRules
 
 PATH: Final = "/metrics"
 MAX_CONNECTIONS: Final = 64
@@ -37,7 +37,7 @@ class MetricsPort(Listener):
 def metrics_route(metrics: MetricsCollector, role: str | None) -> HttpRoute:
     """Returns the route of metrics for callers of a role; None = for all."""
 
-    async def answer(request: HttpRequest, call: ServerCall, reply: Reply) -> None:
+    async def answer(request: HttpRequest, call: ServerCall, reply: HttpConnection) -> None:
         body, media_type = await asyncio.to_thread(metrics.exposed, request.header("accept"))
         await reply.whole(200, media_type, body)
 

@@ -1,14 +1,14 @@
 """Errors in OpenAI's shape: {"error": {message, type, param, code}}, with the HTTP status of each gRPC status."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
 from ....core.errors import InvalidRequest, TkError
 from ..errors import UnknownModel, text_for_client
-from .messages import Headers
 
+Headers = Sequence[tuple[str, str]]  # names and values
 # The name of the gRPC status -> HTTP status and OpenAI's type of error.
 _STATUSES: Final[Mapping[str, tuple[int, str]]] = MappingProxyType(
     {

@@ -1,23 +1,76 @@
-"""The way of a request to its handler: where it comes from, caller, role, method and type of body."""
+"""The way of a request to its handler: where it comes from, caller, role, method and type of body.
+
+Requests that a page of another site makes a browser send are refused, so that visiting a page costs nothing. Such a
+page reaches a server in two ways. It asks the server under its own name, then the browser adds where the page is from.
+Or its own name leads to this machine all at once (DNS rebinding): then the browser takes the server for a part of the
+page's site, and only the name in the header Host shows that it is not.
+"""
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from ....core.errors import TkError
 from ..access.tokens import GENERATE
 from ..call.call import Frontend, ServerCall
-from .messages import JSON, HttpRequest, Reply, dumped, event_of
-from .origins import OriginRules
-from .problems import HttpProblem, body_of, headers_of, status_of
+from ..options import ServerOptions, is_loopback
+from .connection import HttpConnection
+from .framing import HttpRequest
+from .json_body import JSON
+from .problems import HttpProblem
 
 UNKNOWN: Final = "(unknown)"  # the path of a call without a route, in the log
 _METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"))
+_LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
+_PORT: Final = re.compile(r":\d*$")
 _LOG: Final = logging.getLogger(__name__)
 
 
-Handler = Callable[[HttpRequest, ServerCall, Reply], Awaitable[None]]
+Handler = Callable[[HttpRequest, ServerCall, HttpConnection], Awaitable[None]]
+
+
+class OriginRules:
+    """The names under which a server may be asked, and the sites whose pages may ask.
+
+    Args:
+        names: the names, in small letters; none = every name.
+    """
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        self._names = tuple(names)
+
+    def check(self, request: HttpRequest) -> None:
+        """Checks where a request comes from.
+
+        Raises:
+            HttpProblem: a page of another site sent it (403), or it has a name that is not the server's (421).
+        """
+        host = request.header("host")
+        if self._names and _PORT.sub("", host).lower() not in self._names:
+            raise HttpProblem(
+                f"The header Host is {host[:100]!r}; this server has no tokens, so it is asked as "
+                f"{' or '.join(self._names)} only. Use one of these names, or start it with --tokens.",
+                421,
+            )
+        if request.header("sec-fetch-site") in ("same-origin", "none"):  # a page cannot set this header
+            return
+        origins = [value for name, value in request.headers if name == "origin"]
+        if any(origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()) for origin in origins):
+            raise HttpProblem(
+                f"The page at {origins[0][:100]!r} is of another site, and browsers may ask from this server's own "
+                f"page only, which they know as {host[:100]!r}. Ask from a program of yours instead.",
+                403,
+            )
+
+
+def rules_of(options: ServerOptions) -> OriginRules:
+    """Returns the rules of a server. With tokens, or for other machines, it may be asked by any name."""
+    if options.tokens is not None or not is_loopback(options.host):
+        return OriginRules()
+    bound = f"[{options.host}]" if ":" in options.host else options.host
+    return OriginRules(tuple(dict.fromkeys((*_LOOPBACK_NAMES, bound.lower()))))
 
 
 @dataclass(frozen=True)
@@ -47,13 +100,11 @@ class HttpRouter:
     def __init__(self, routes: Mapping[str, HttpRoute], frontend: Frontend, origins: OriginRules) -> None:
         self._routes, self._frontend, self._origins = dict(routes), frontend, origins
 
-    async def __call__(self, request: HttpRequest, reply: Reply) -> None:
+    async def __call__(self, request: HttpRequest, reply: HttpConnection) -> None:
         name = self._name_of(request.path)
-        request = replace(
-            request, call=f"{request.method if request.method in _METHODS else 'OTHER'} {name or UNKNOWN}"
-        )
+        method = f"{request.method if request.method in _METHODS else 'OTHER'} {name or UNKNOWN}"
         try:
-            with self._frontend.log.call(request.call, request.client, request.id) as record:
+            with self._frontend.log.call(method, request.client, request.id) as record:
                 call = ServerCall(self._frontend, record, request.headers)
                 handler = self._admitted(request, self._routes.get(name), call)
                 await handler(request, call, reply)
@@ -62,7 +113,7 @@ class HttpRouter:
         except Exception as error:
             if not isinstance(error, TkError):
                 _LOG.exception("a request failed by a fault of the server")
-            await _send_problem(error, reply)
+            await reply.problem(error)
 
     def _admitted(self, request: HttpRequest, route: HttpRoute | None, call: ServerCall) -> Handler:
         """Returns the handler of a request, which may have it."""
@@ -89,11 +140,3 @@ class HttpRouter:
             return path
         folders = (name for name in self._routes if name != "/" and name.endswith("/") and path.startswith(name))
         return next(folders, "")
-
-
-async def _send_problem(error: Exception, reply: Reply) -> None:
-    if not reply.has_begun:
-        await reply.whole(status_of(error), JSON, dumped(body_of(error)), headers_of(error))
-        return
-    await reply.send(event_of(body_of(error)))  # the only replies in parts are streams of events
-    await reply.end()

@@ -13,8 +13,9 @@ from ...engine.request.streams import EventStream
 from ..call.call import INLINE_LOGPROBS, RequestRunner, ServerCall
 from ..call.deadline import ended_by
 from ..call.request_ids import METADATA_KEY
-from ..http.json_body import parsed
-from ..http.messages import EVENTS, JSON, LAST_EVENT, HttpRequest, Reply, dumped, event_of
+from ..http.connection import HttpConnection
+from ..http.framing import HttpRequest
+from ..http.json_body import JSON, dumped, parsed
 from ..http.problems import HttpProblem
 from ..metrics.request_record import RequestRecord
 from .dialects import CompletionCall, Dialect, read_call, reason_of
@@ -35,7 +36,7 @@ class Completions:
     def __init__(self, runner: RequestRunner, dialect: Dialect) -> None:
         self._runner, self._dialect = runner, dialect
 
-    async def __call__(self, request: HttpRequest, call: ServerCall, reply: Reply) -> None:
+    async def __call__(self, request: HttpRequest, call: ServerCall, reply: HttpConnection) -> None:
         call.expect()
         call.end_within(_timeout(request))
         request_id = request.header(METADATA_KEY) or request.id
@@ -101,7 +102,7 @@ class _Answer:
         }
         self._usages: dict[int, Usage] = {}
 
-    async def whole(self, events: AsyncIterator[Numbered], reply: Reply) -> Finish:
+    async def whole(self, events: AsyncIterator[Numbered], reply: HttpConnection) -> Finish:
         """Makes the complete answer; returns what sends it."""
         builders = [CompletionBuilder() for _ in self._asked.requests]
         builders[self._first[0]].add(self._first[1])
@@ -126,22 +127,22 @@ class _Answer:
         answer = {**self._common, "object": self._dialect.whole_object, "choices": choices, "usage": usage}
         return dumped(answer)
 
-    async def stream(self, events: AsyncIterator[Numbered], reply: Reply) -> Finish:
+    async def stream(self, events: AsyncIterator[Numbered], reply: HttpConnection) -> Finish:
         """Sends the answer in chunks; returns what sends its end."""
-        await reply.begin(200, EVENTS, [("cache-control", "no-cache")])
+        await reply.begin(200, "text/event-stream", [("cache-control", "no-cache")])
         await self._send(self._first, reply)
         async for numbered in events:
             await self._send(numbered, reply)
         return partial(self._end, reply)
 
-    async def _end(self, reply: Reply) -> None:
+    async def _end(self, reply: HttpConnection) -> None:
         if self._asked.has_usage:
             usages = list(self._usages.values())
-            await reply.send(event_of(self._chunk([]) | {"usage": _usage(usages)}))
-        await reply.send(LAST_EVENT)
+            await reply.event(self._chunk([]) | {"usage": _usage(usages)})
+        await reply.send(b"data: [DONE]\n\n")
         await reply.end()
 
-    async def _send(self, numbered: Numbered, reply: Reply) -> None:
+    async def _send(self, numbered: Numbered, reply: HttpConnection) -> None:
         number, event = numbered
         if isinstance(event, Started):
             indexes = range(number * self._samples, (number + 1) * self._samples)
@@ -152,7 +153,7 @@ class _Answer:
             made = self._choice(event, number, number * self._samples + event.index)
             choices = [] if made is None else [made]
         for choice in choices:
-            await reply.send(event_of(self._chunk([choice])))
+            await reply.event(self._chunk([choice]))
 
     def _choice(self, event: Delta | Finished, number: int, index: int) -> dict[str, Any] | None:
         """Returns the chunk of an event; None if there is nothing in it to send yet."""

@@ -8,12 +8,12 @@ from urllib.parse import unquote
 from ..access.tokens import ADMIN
 from ..call.call import Frontend, RequestRunner, ServerCall
 from ..errors import UnknownModel
+from ..http.connection import HttpConnection
+from ..http.framing import HttpRequest
 from ..http.listener import Listener
-from ..http.messages import HttpRequest, Reply, send_json
 from ..http.metrics_port import PATH, metrics_route
-from ..http.origins import rules_of
 from ..http.problems import retry_headers
-from ..http.router import HttpRoute, HttpRouter
+from ..http.router import HttpRoute, HttpRouter, rules_of
 from ..metrics.exposition import MetricsCollector
 from ..operations.lifecycle import ServerState
 from ..options import ServerOptions
@@ -56,26 +56,26 @@ def routes_of(runner: RequestRunner, metrics: MetricsCollector) -> Mapping[str, 
     """Returns the routes of the served model by their paths."""
     lifecycle = runner.lifecycle
 
-    async def health(request: HttpRequest, call: ServerCall, reply: Reply) -> None:
+    async def health(request: HttpRequest, call: ServerCall, reply: HttpConnection) -> None:
         is_serving = lifecycle.state is ServerState.SERVING
         headers = () if is_serving else retry_headers(503, lifecycle.retry_after)
-        await send_json(reply, {"status": lifecycle.state.value}, 200 if is_serving else 503, headers)
+        await reply.json({"status": lifecycle.state.value}, 200 if is_serving else 503, headers)
 
-    async def models(request: HttpRequest, call: ServerCall, reply: Reply) -> None:
+    async def models(request: HttpRequest, call: ServerCall, reply: HttpConnection) -> None:
         lifecycle.check_loaded()
         described = [_described(runner, name) for name in runner.engine.info.names]
-        await send_json(reply, {"object": "list", "data": described})
+        await reply.json({"object": "list", "data": described})
 
-    async def one_model(request: HttpRequest, call: ServerCall, reply: Reply) -> None:
+    async def one_model(request: HttpRequest, call: ServerCall, reply: HttpConnection) -> None:
         lifecycle.check_loaded()
         name = unquote(request.path.removeprefix(_MODELS))
         if name not in runner.engine.info.names:
             raise UnknownModel(f"The model {name[:200]!r} is not served here.")
-        await send_json(reply, _described(runner, name))
+        await reply.json(_described(runner, name))
 
-    async def load(request: HttpRequest, call: ServerCall, reply: Reply) -> None:
+    async def load(request: HttpRequest, call: ServerCall, reply: HttpConnection) -> None:
         lifecycle.check_loaded()
-        await send_json(reply, {"state": lifecycle.state.value, **asdict(runner.engine.statistics.load())})
+        await reply.json({"state": lifecycle.state.value, **asdict(runner.engine.statistics.load())})
 
     return {
         **page_routes(),

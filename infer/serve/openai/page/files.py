@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Final
 
 from ...call.call import ServerCall
-from ...http.messages import Headers, HttpRequest, Reply
+from ...http.connection import HttpConnection
+from ...http.framing import HttpRequest
+from ...http.problems import Headers
 from ...http.router import HttpRoute
 
 FILES: Final = (
@@ -34,7 +36,7 @@ def page_routes() -> dict[str, HttpRoute]:
 
 
 def _route(content: bytes, media_type: str) -> HttpRoute:
-    async def send(request: HttpRequest, call: ServerCall, reply: Reply) -> None:
+    async def send(request: HttpRequest, call: ServerCall, reply: HttpConnection) -> None:
         await reply.whole(200, media_type, content, HEADERS)
 
     return HttpRoute(send, role=None)

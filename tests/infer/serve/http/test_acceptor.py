@@ -11,8 +11,8 @@ CROWD = 40
 PAUSE = 0.05
 SERVER = f"""
 import asyncio, logging, os, resource, socket, sys, time
-from tk.infer.serve.http import acceptor
-acceptor.PAUSE = {PAUSE}
+from tk.infer.serve.http import listener
+listener.PAUSE = {PAUSE}
 logging.basicConfig()
 
 async def main():
@@ -37,7 +37,7 @@ async def main():
             raise
 
     loop.sock_accept = observed
-    server = acceptor.Acceptor(listening, greet, None, 1.0)
+    server = listener.Acceptor(listening, greet, None, 1.0)
     print(listening.getsockname()[1], flush=True)
     await asyncio.to_thread(sys.stdin.read)
     server.close()

@@ -4,7 +4,8 @@ import socket
 
 import pytest
 
-from tk.infer.serve.http.messages import HttpRequest, Reply
+from tk.infer.serve.http.connection import HttpConnection
+from tk.infer.serve.http.framing import HttpRequest
 from tk.infer.serve.http.router import HttpRouter
 from tk.tests.infer.serve.http.framings import Framings, Judged, judged
 from tk.tests.infer.serve.http.http_server import HttpServerThread
@@ -16,7 +17,7 @@ def test_what_runs_is_what_a_strict_parser_finds(
 ) -> None:
     ran, framings, answer = list[Judged](), Framings(seed, "mine", "localhost"), HttpRouter.__call__
 
-    async def seen(router: HttpRouter, request: HttpRequest, reply: Reply) -> None:
+    async def seen(router: HttpRouter, request: HttpRequest, reply: HttpConnection) -> None:
         ran.append(Judged(f"{request.method} {request.path}", request.header("x-request-id")))
         await answer(router, request, reply)
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tk.infer.serve.access.tokens import Caller, line_of, token_digest
-from tk.infer.serve.http.messages import HttpRequest
-from tk.infer.serve.http.origins import rules_of
+from tk.infer.serve.http.framing import HttpRequest
 from tk.infer.serve.http.problems import HttpProblem
+from tk.infer.serve.http.router import rules_of
 from tk.infer.serve.options import ServerOptions
 from tk.tests.infer.serve.fake_engine import FakeEngine
 from tk.tests.infer.serve.http.http_server import HttpServerThread

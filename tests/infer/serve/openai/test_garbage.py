@@ -17,7 +17,7 @@ from tk.infer.engine.request.request import Request
 from tk.infer.engine.request.streams import EventStream
 from tk.infer.serve.access.tokens import GENERATE, Caller, line_of, token_digest
 from tk.infer.serve.http.connection import HttpConnection
-from tk.infer.serve.http.messages import HttpRequest
+from tk.infer.serve.http.framing import HttpRequest
 from tk.infer.serve.metrics.request_record import RequestRecord
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import GenerationStub
