@@ -22,7 +22,7 @@ class Workload:
     """The requests: prompts of random tokens, each of its own length, continued to a given number of tokens.
 
     Attributes:
-        num_requests: the number of requests.
+        num_requests: how many are sent in all.
         prompt_tokens: the least and the largest number of tokens of a prompt.
         new_tokens: the least and the largest number of tokens of an answer.
         shared_prefix: the number of tokens with which every prompt begins, as with one system prompt.

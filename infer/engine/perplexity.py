@@ -106,7 +106,7 @@ def measure_perplexity(
 
     Args:
         llm: the model; its `max_model_len` must be at least `context`.
-        texts: the texts.
+        texts: no token is predicted from another text than its own.
         context, stride: see `plan_windows`.
         advance: is called with numbers of further tokens that are scored, counted or not.
 

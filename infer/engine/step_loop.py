@@ -25,7 +25,6 @@ class StepLoop:
 
     Args:
         live: the live requests.
-        workers: the workers.
     """
 
     def __init__(self, live: LiveTable, workers: WorkerGroup) -> None:

@@ -57,7 +57,6 @@ class Server:
         is_late: whether the time of a drain has passed while requests were live.
 
     Args:
-        engine: the engine.
         options: the options of the server.
         reloads: changes the weights of the engine; None = the server answers Reload with UNIMPLEMENTED.
         ports: the ports of other protocols.

@@ -108,7 +108,6 @@ def within_open_files(options: ServerOptions, callers: int, tp: int) -> ServerOp
     """Returns the options with as many connections as this process may have open files, whose limit it raises.
 
     Args:
-        options: the options.
         callers: the number of requests that the engine takes at a time.
         tp: the number of workers.
 

@@ -100,8 +100,7 @@ class Grammars:
         The first call also builds the vocabulary, which takes half a second per 100,000 tokens.
 
         Args:
-            constraint: the constraint.
-            principal: the principal.
+            principal: the grammar is kept for it alone.
             prompt: the tokens before the text, on whose end the bytes of the text's first token may depend.
             keep_special_tokens: whether texts show special tokens.
 

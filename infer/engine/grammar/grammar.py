@@ -58,7 +58,7 @@ class Grammar:
     All samples share its states, which are made as texts need them, up to a limit.
 
     Attributes:
-        constraint: the constraint.
+        constraint: what it was built from.
         inside: the library's matcher before the first token; nothing changes it.
         vocab_size: the number of tokens of the model's vocabulary.
         first: the state until a token has a text, which nothing changes either; None if it is `inside`.

@@ -125,7 +125,6 @@ class Vocabulary:
         special_ids: the tokens that texts show only if they are asked to.
 
     Args:
-        tokenizer: the tokenizer.
         vocab_size: the number of tokens of the model's vocabulary.
         eos_token_ids: the tokens that end a sample.
 

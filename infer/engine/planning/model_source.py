@@ -40,7 +40,6 @@ class ModelSource:
 
     Attributes:
         options: the options of the engine.
-        checkpoint: the checkpoint.
         config: its model.
         memory: the bytes of each rank.
         tokenizer: its tokenizer; None if it has no tokenizer.json.

@@ -156,7 +156,7 @@ class RunExperts:
     Attributes:
         gate_up: the parameter of all experts' gate and up, [experts * 2 I, D].
         down: the parameter of all experts' down, [experts * D, I].
-        num_experts: the number of experts.
+        num_experts: those of the layer, on every rank.
         inner: I, the columns of an expert's intermediate size on this rank.
         num_slices: see Multiply; the slices are those of I.
     """

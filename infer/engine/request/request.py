@@ -144,7 +144,6 @@ def check_servable(request: Request, info: ModelInfo, has_tokenizer: bool) -> No
     """Checks a request's options and tokens; the length comes before all work that grows with it.
 
     Args:
-        request: the request.
         info: the description of the model.
         has_tokenizer: whether the checkpoint has a tokenizer.
 

@@ -27,7 +27,7 @@ class Score:
         token_ids: the tokens of the continuation.
         logprobs: the natural-log probability of each token after all tokens before it, from the raw logits.
         greedy_token_ids: the most probable token at each place, the lowest id of equals.
-        prompt_tokens: the number of tokens of the prompt.
+        prompt_tokens: how many tokens the prompt has before the first scored one.
     """
 
     token_ids: tuple[int, ...]

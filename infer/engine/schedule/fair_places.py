@@ -55,8 +55,6 @@ class FairPlaces:
     """The policy over the scheduler's own queues. Its work grows with the running samples only.
 
     Args:
-        limits: the limits.
-        blocks: the blocks.
         running: the running samples, in the order in which they are computed.
         queue: the other ones.
     """

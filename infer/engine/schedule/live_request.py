@@ -66,7 +66,6 @@ class LiveRequest:
 
     Attributes:
         request: the request as submitted.
-        samples: its samples.
 
     Args:
         request: the request as submitted.

@@ -25,7 +25,7 @@ class LiveTable:
 
     Args:
         scheduler: the engine's scheduler.
-        lock: the lock.
+        lock: guards the scheduler and all that is kept here.
     """
 
     def __init__(self, scheduler: Scheduler, lock: threading.Lock) -> None:

@@ -35,7 +35,6 @@ class Scheduler:
     The work of a step grows with the number of running samples, not with that of waiting ones.
 
     Attributes:
-        limits: the limits.
         cost: the duration of steps, as `observe` learns it.
         proposals: the choice of proposals.
         running: the running samples, in the order in which they are computed.

@@ -29,7 +29,7 @@ class EngineTotals:
     Attributes:
         prompt_tokens: the prompt tokens of the requests that were admitted.
         cached_tokens: how many of them the prefix cache had.
-        new_tokens: the new tokens.
+        new_tokens: the tokens that were sampled, of all requests.
         preemptions: how often a sample lost its blocks to others.
         leaked_blocks: the blocks that are used now and that no request holds.
     """

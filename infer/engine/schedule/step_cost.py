@@ -62,7 +62,6 @@ class StepMargin:
         Args:
             predicted: the duration that was predicted, in seconds.
             seconds: its duration.
-            bound: the bound.
         """
         expected = self.factor * predicted
         if expected >= _FULL * bound:

@@ -32,7 +32,6 @@ class WorkerGroup:
 
     Args:
         processes: their processes, which the group ends.
-        watch: the watch.
         on_wake: is called after `wake`, also while the thread waits for an answer of workers that may hang.
     """
 

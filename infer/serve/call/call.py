@@ -37,7 +37,6 @@ class RequestRunner:
     """Runs requests in the engine, for the event loop's thread.
 
     Attributes:
-        engine: the engine.
         lifecycle: the state of the server.
         live: the requests that the engine computes or a handler answers.
         prompts: converts prompts to tokens.

@@ -61,8 +61,6 @@ def check_text(text: str, longest_token_bytes: int, info: ModelInfo, field: str)
     """Checks that a text may have few enough tokens, before the effort of finding them.
 
     Args:
-        text: the text.
-        longest_token_bytes: the bytes of the longest token.
         info: the description of the model.
         field: the text's field in the request.
 

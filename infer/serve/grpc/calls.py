@@ -47,7 +47,6 @@ class GrpcService:
     """A service.
 
     Attributes:
-        description: its description.
         make: makes its servicer, which has a method per call of the service, for one message, or for an iterator over
             those of a stream, and its GrpcCall.
         role: the role that its callers need.

@@ -15,7 +15,6 @@ def asked_request(message: pb.GenerateRequest, prompt: GivenPrompt) -> Request:
 
     Args:
         message: the message, of which all but the prompt is read.
-        prompt: the prompt.
 
     Raises:
         InvalidRequest: a list or text is too long.

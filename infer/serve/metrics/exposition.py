@@ -172,7 +172,6 @@ class MetricsCollector:
     """Collects the metrics of one server whenever they are asked for, on the asker's thread.
 
     Args:
-        engine: the engine.
         statistics: the statistics of its requests.
     """
 

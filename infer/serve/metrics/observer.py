@@ -16,7 +16,6 @@ class Observer:
         """Returns the callback that receives the events of a request, which the engine may still refuse.
 
         Args:
-            request: the request.
             on_event: the callback that must receive every event; the engine's thread calls it.
         """
         return on_event

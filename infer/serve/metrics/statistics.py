@@ -63,7 +63,7 @@ class PrincipalCounters:
 
     Attributes:
         requests: the requests that the engine took and that have ended, by principal.
-        prompt_tokens: the tokens of their prompts.
+        prompt_tokens: the tokens of these requests' prompts.
         new_tokens: the tokens of their answers that were sent.
         refused: the calls that were refused before.
     """

@@ -67,7 +67,6 @@ class CodedProduct:
     """A matrix product with a quantized weight: [T, K] -> [T, N].
 
     Attributes:
-        weight: the weight.
         num_slices: the number of slices of K that are summed apart and added as a binary tree.
         bias: the bias [N]; None without one.
     """

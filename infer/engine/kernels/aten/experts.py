@@ -52,7 +52,6 @@ def run_experts(
         x_TD: the tokens.
         routing: their experts.
         gate_up, down: the weights of all experts, one below the other: [E * 2I, D] and [E * D, I].
-        operation: the operation.
     """
     num_experts, num_slices = operation.num_experts, operation.num_slices
     top_k = routing.chosen_TK.shape[1]

@@ -21,7 +21,6 @@ class RankBuffers:
         program: the rank's program.
         cache: the shape of its cache.
         max_tokens: the largest number of tokens of a step.
-        threads: the number of threads.
         peers: the ranks of the model.
         weight_dtype: see EngineOptions.
 

@@ -26,7 +26,6 @@ class AssignedPlan:
 
     Attributes:
         generation: its generation (see `RunningPlan`).
-        rows: its rows.
         arrays: the arrays that must live as long as they read it.
     """
 

@@ -73,7 +73,7 @@ class SharedMemory:
         Args:
             peers: the ranks of the model.
             slot_floats: the number of floats of a rank's partial sums.
-            logits_floats: the number of floats of the logits.
+            logits_floats: the number of floats of the logits of all ranks.
             num_results: the number of bytes of the results.
         """
         assert peers.size <= MAX_RANKS

@@ -37,7 +37,6 @@ class NativeRunner(Backend):
         cache: the shape of the rank's cache.
         kernels: the functions of an instruction set.
         max_tokens: the largest number of tokens of a step.
-        threads: the number of threads.
         peers: the ranks of the model.
     """
 

@@ -50,9 +50,7 @@ class StepSampler:
         """Points to the rows that the next call of the kernels samples, and to the masks that they number.
 
         Args:
-            rows: the rows.
             generation: that of the plan, if these are all of its rows, and have no masks.
-            masks: the masks.
             again: whether they were sampled before.
         """
         self._arguments.again = again

@@ -78,7 +78,6 @@ class SamplingBlock:
         """Points to rows and masks, which are read where they are until the next call; numbers may change meanwhile.
 
         Args:
-            rows: the rows.
             masks: see `sampler.run_sampler`; None = the rows have none.
         """
         num_rows = len(rows)

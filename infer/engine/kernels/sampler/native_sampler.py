@@ -32,7 +32,6 @@ class NativeSampler:
     """The sampler of one unit of the library, with memory of its own: one thread at a time may call it.
 
     Args:
-        library: the library.
         unit: the name of the unit.
 
     Attributes:

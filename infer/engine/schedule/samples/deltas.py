@@ -93,7 +93,6 @@ class PlacedTokens:
         """Adds the next token; returns the tokens whose places have become certain, with them.
 
         Args:
-            token: the token.
             offsets: the places, in the uncut text, that have become known: of tokens in their order.
             text: the text that is sent with the tokens.
             is_end: whether no other text follows: tokens behind it begin at its end.

@@ -63,9 +63,7 @@ class Admission:
     """The checks of a scheduler, over its own queues and tables.
 
     Args:
-        limits: the limits.
         cost: predicts durations.
-        blocks: the blocks.
         running: the running samples.
         queue: the other ones.
     """
@@ -106,7 +104,6 @@ class Admission:
         A sample that has a token already is in time.
 
         Args:
-            sample: the sample.
             backlog: the number of tokens of others that are computed before its own.
             now: a value of time.monotonic().
         """

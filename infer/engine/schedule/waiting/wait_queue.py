@@ -118,7 +118,6 @@ class WaitQueue:
         the principal owns a fraction f of the weights, its queued tokens take 1 / f of their number.
 
         Args:
-            sample: the sample.
             running: the running ones, whose prompts count as if they waited.
         """
         request = sample.request
