@@ -113,9 +113,7 @@ class Server:
         self._runner.lifecycle.set_death(error)
         if self._runner.lifecycle.death is None:
             return
-        with suppress(TimeoutError):  # the engine has failed all requests; their callers still read that
-            async with asyncio.timeout(ANSWER_GRACE):  # wait_for may forget that this task is cancelled, and go on
-                await self._runner.live.wait_empty()
+        await self._runner.live.wait_empty(ANSWER_GRACE)  # the engine has failed all; their callers still read that
         await asyncio.sleep(DEATH_NOTICE)
         self._dead.set()
 
@@ -137,10 +135,7 @@ class Server:
         seconds, live = self._drain_timeout if seconds is None else seconds, self._runner.live
         self._refuse_new()
         _LOG.info("draining: %d live requests, %g s at most", len(live), seconds)
-        try:
-            async with asyncio.timeout(seconds):
-                await live.wait_empty()
-        except TimeoutError:
+        if not await live.wait_empty(seconds):
             self.is_late = True
             _LOG.warning("drain timeout: %d live requests are left", len(live))
 
@@ -156,9 +151,7 @@ class Server:
         self._refuse_new()
         self._runner.end_live_requests()
         await asyncio.gather(*(port.stop() for port in self._ports))
-        with suppress(TimeoutError):  # closing the engine ends the remaining requests
-            async with asyncio.timeout(ABORT_GRACE):
-                await self._runner.live.wait_empty()
+        await self._runner.live.wait_empty(ABORT_GRACE)  # closing the engine ends the remaining requests
         await self._runner.prompts.close()
         self._frontend.log.close()
         await asyncio.to_thread(self._runner.observer.close)

@@ -71,9 +71,14 @@ class LiveRequests:
         if not self._streams:
             self._empty.set()
 
-    async def wait_empty(self) -> None:
-        """Returns when no request is live."""
-        await self._empty.wait()
+    async def wait_empty(self, seconds: float) -> bool:
+        """Waits until no request is live; returns False if the time passes before."""
+        try:
+            async with asyncio.timeout(seconds):  # wait_for may forget that its task is cancelled, and go on
+                await self._empty.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def __len__(self) -> int:
         return len(self._streams)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import grpc
-from google.protobuf import any_pb2, duration_pb2
+from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -58,9 +58,7 @@ def status_of(error: Exception) -> status_pb2.Status:
         details = [error_details_pb2.ErrorInfo(reason=type(error).__name__, domain=ERROR_DOMAIN)]
     status = status_pb2.Status(code=grpc.StatusCode[name].value[0], message=text_for_client(error))
     for detail in details:
-        packed = any_pb2.Any()
-        packed.Pack(detail)
-        status.details.append(packed)
+        status.details.add().Pack(detail)
     return status
 
 
@@ -74,13 +72,13 @@ async def answered(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
     try:
         try:
             yield
-        except TkError as error:
-            await abort_with(context, error)
         except grpc.aio.BaseError:  # the server or the client has ended the call already
             raise
         except Exception as error:
-            _LOG.exception("a call failed by a fault of the server")
-            await abort_with(context, error)
+            if not isinstance(error, TkError):
+                _LOG.exception("a call failed by a fault of the server")
+            status = rpc_status.to_status(status_of(error))
+            await abort(context, status.code, status.details, status.trailing_metadata)
     except grpc.aio.InternalError as error:  # the client's deadline passed, or it left, just now: no fault to log
         raise asyncio.CancelledError("the call has ended") from error
 
@@ -89,12 +87,6 @@ def client_of(context: grpc.aio.ServicerContext) -> str:
     """Returns the address of a call's client, HOST:PORT, as the log has it."""
     kind, _, address = unquote(context.peer()).partition(":")
     return address if kind in ("ipv4", "ipv6") else kind
-
-
-async def abort_with(context: grpc.aio.ServicerContext, error: Exception) -> None:
-    """Ends a call with the status of an error; always raises."""
-    status = rpc_status.to_status(status_of(error))
-    await abort(context, status.code, status.details, status.trailing_metadata)
 
 
 async def abort(

@@ -112,23 +112,22 @@ class ModelSwitch(Generic[E]):
             Draining: the server shuts down.
         """
         running = self._wait_for_turn()
+        is_switched = False
         try:
             engine = self._load(running, checkpoint)
-            if engine is None:
-                self._end_turn()
-                return running.info
-            self._switch_to(engine)
+            if engine is not None:
+                self._switch_to(engine)
+                is_switched = True
         except TkError as error:
-            self._end_turn()
             if self._is_ending:
                 raise _draining() from error
             if isinstance(error, StorageError | WorkerDied):
                 raise
             raise CannotReload(f"Step {running.info.step} serves on: {error}") from error
-        except BaseException:  # a defect: later reloads must not wait for this one
-            self._end_turn()
-            raise
-        return engine.info
+        finally:
+            if not is_switched:  # else the turn ends when the old engine has
+                self._end_turn()
+        return (engine or running).info
 
     def end_reloads(self) -> None:
         """Ends an engine that loads, and refuses later reloads; the current and an old one go on. Waits for nothing."""

@@ -94,7 +94,7 @@ def test_who_leaves_and_what_an_operator_ends_ends_in_the_engine(engine: FakeEng
             with pytest.raises(Cancelled):
                 async for _ in stream:
                     pass
-        await asyncio.wait_for(visit.runner.live.wait_empty(), 20)
+        assert await visit.runner.live.wait_empty(20)
 
     asyncio.run(run())
     engine.settle()
