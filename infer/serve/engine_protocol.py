@@ -28,8 +28,8 @@ class TokenizerProtocol(Encoder, Protocol):
         """Returns the text of `ids`; ids unknown to the tokenizer give no text."""
 
 
-class ServedBooks(Protocol):
-    """The books of an engine, for any thread."""
+class StatisticsProtocol(Protocol):
+    """The statistics of an engine, and its cache, for any thread."""
 
     def load(self) -> EngineLoad:
         """Returns the load now."""
@@ -41,7 +41,7 @@ class ServedBooks(Protocol):
         """Forgets the prefix cache; returns how many of its blocks no request used."""
 
     def check_cache(self) -> CacheReport:
-        """Counts blocks and compares the books of the cache."""
+        """Counts the blocks of the cache, and looks for problems."""
 
 
 class EngineProtocol(Protocol):
@@ -66,7 +66,7 @@ class EngineProtocol(Protocol):
         """The checkpoint's tokenizer, or None if it has none."""
 
     @property
-    def statistics(self) -> ServedBooks:
+    def statistics(self) -> StatisticsProtocol:
         """The load, and the blocks of the cache."""
 
     def submit(self, request: Request, on_event: Callable[[Event], None]) -> None:

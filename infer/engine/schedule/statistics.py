@@ -1,4 +1,4 @@
-"""The books of an engine for operators: its load, and the blocks of its cache."""
+"""The statistics of an engine for operators: its load, and the blocks of its cache."""
 
 import threading
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class CacheReport:
 
 
 class EngineStatistics:
-    """The books of an engine, for any thread.
+    """The statistics of an engine, for any thread.
 
     Args:
         scheduler: the engine's scheduler.
@@ -109,7 +109,7 @@ class EngineStatistics:
         return count
 
     def check_cache(self) -> CacheReport:
-        """Counts blocks and compares the books. Steps wait meanwhile: the effort grows with the blocks in use."""
+        """Counts the blocks, and looks for problems. Steps wait meanwhile: the effort grows with the blocks in use."""
         with self._lock:
             blocks, leaked = self._scheduler.allocator, self._scheduler.num_leaked_blocks
             return CacheReport(

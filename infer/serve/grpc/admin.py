@@ -35,12 +35,12 @@ class AdminService(pb_grpc.AdminServicer):
         reloads: Reloads | None,
     ) -> None:
         self._runner, self._drain, self._reloads = runner, drain, reloads
-        self._books = runner.engine.statistics
+        self._statistics = runner.engine.statistics
 
     async def GetLoad(self, request: pb.GetLoadRequest, call: GrpcCall) -> pb.Load:
         """Describes the load; proto/v1/generation.proto documents this call and those below."""
         state: ServerState = self._runner.lifecycle.state
-        return pb.Load(state=pb.State.Value(f"STATE_{state.name}"), **asdict(self._books.load()))
+        return pb.Load(state=pb.State.Value(f"STATE_{state.name}"), **asdict(self._statistics.load()))
 
     async def Abort(self, request: pb.AbortRequest, call: GrpcCall) -> pb.AbortResponse:
         if not request.request_id:
@@ -59,10 +59,10 @@ class AdminService(pb_grpc.AdminServicer):
     async def FlushPrefixCache(
         self, request: pb.FlushPrefixCacheRequest, call: GrpcCall
     ) -> pb.FlushPrefixCacheResponse:
-        return pb.FlushPrefixCacheResponse(blocks=await asyncio.to_thread(self._books.flush_prefix_cache))
+        return pb.FlushPrefixCacheResponse(blocks=await asyncio.to_thread(self._statistics.flush_prefix_cache))
 
     async def CheckCache(self, request: pb.CheckCacheRequest, call: GrpcCall) -> pb.CacheReport:
-        return pb.CacheReport(**asdict(await asyncio.to_thread(self._books.check_cache)))
+        return pb.CacheReport(**asdict(await asyncio.to_thread(self._statistics.check_cache)))
 
     async def Reload(self, request: pb.ReloadRequest, call: GrpcCall) -> pb.ReloadResponse:
         if not request.checkpoint or "\0" in request.checkpoint:

@@ -13,7 +13,7 @@ from ...engine.request.events import Event, ModelInfo
 from ...engine.request.request import Request
 from ..engine_protocol import EngineProtocol, TokenizerProtocol
 from ..errors import CannotReload, Draining
-from .switched_books import SwitchedBooks
+from .merged_statistics import MergedStatistics
 from .warm_up import warm_up
 
 _LOG: Final = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class ModelSwitch(Generic[E]):
         self._waiting: object | None = None  # the reload that comes next
         self._is_ending = False
         self._death: WorkerDied | None = None  # of the current engine
-        self.statistics = SwitchedBooks(self._engines, self._changed)
+        self.statistics = MergedStatistics(self._engines, self._changed)
         self._attach(first)
         self._watch(first)
 

@@ -1,4 +1,4 @@
-"""The books of a current engine and of an old one that finishes its requests."""
+"""The statistics of a current engine and of an old one that finishes its requests."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -9,8 +9,8 @@ from ...engine.schedule.statistics import CacheReport, EngineLoad, EngineTotals
 from ..engine_protocol import EngineProtocol
 
 
-class SwitchedBooks:
-    """The books of several engines as those of one.
+class MergedStatistics:
+    """The statistics of several engines as those of one.
 
     Args:
         engines: returns the engines now, the current one first.
@@ -47,12 +47,12 @@ class SwitchedBooks:
     def check_cache(self) -> CacheReport:
         """Returns the blocks of the current engine, with the leaked blocks and problems of all."""
         current, *old = (engine.statistics.check_cache() for engine in self._engines())
-        leaked = sum(books.leaked for books in old)
+        leaked = sum(report.leaked for report in old)
         return replace(
             current,
             total=current.total + leaked,
             leaked=current.leaked + leaked,
-            problems=(*current.problems, *(problem for books in old for problem in books.problems)),
+            problems=(*current.problems, *(problem for report in old for problem in report.problems)),
         )
 
 
