@@ -45,6 +45,48 @@ class _OpenDelta:
 _Queued = Started | PromptLogprobs | _OpenDelta | Finished | Done | Failed
 
 
+class _EventQueue:
+    """The events that a reader has yet to read; deltas of a sample are joined while they fit a message."""
+
+    def __init__(self) -> None:
+        self._events: deque[_Queued] = deque()
+        self._open: dict[int, _OpenDelta] = {}
+
+    def push(self, event: Event) -> None:
+        """Adds an event at the end, or joins it to the open delta of its sample."""
+        if not isinstance(event, Delta):
+            self._events.append(event)
+            return
+        fits = len(event.token_ids) <= MAX_TOKENS_PER_DELTA
+        for part in (event,) if fits else _parts_of(event):
+            delta = self._open.get(part.index)
+            if delta is None or len(delta.token_ids) + len(part.token_ids) > MAX_TOKENS_PER_DELTA:
+                delta = self._open[part.index] = _OpenDelta(part.index)
+                self._events.append(delta)
+            delta.join(part)
+
+    def push_first(self, event: Failed) -> None:
+        """Adds an event before all others."""
+        self._events.appendleft(event)
+
+    def pop(self) -> _Queued | None:
+        """Removes and returns the first event; None if there is none."""
+        event = self._events.popleft() if self._events else None
+        if isinstance(event, _OpenDelta) and self._open.get(event.index) is event:
+            del self._open[event.index]
+        return event
+
+    def clear(self) -> None:
+        """Drops all events."""
+        self._events.clear()
+        self._open.clear()
+
+    def has_only_tokens(self, fewer_than: int) -> bool:
+        """Returns whether it has events and all are deltas, of fewer tokens than these together."""
+        tokens = [event.token_ids for event in self._events if isinstance(event, _OpenDelta)]
+        return 0 < len(tokens) == len(self._events) and sum(map(len, tokens)) < fewer_than
+
+
 class Wakeups:
     """The streams with events that their readers do not know of yet; `flush` wakes the readers.
 
@@ -102,12 +144,10 @@ class EventStream:
         self._on_close = on_close
         self._ready = asyncio.Event()
         self._preparing: asyncio.Timeout | None = None
+        self._hold: object | None = None  # while the reader is not woken although there are tokens for it
         self._lock = threading.Lock()  # guards all below
-        self._queue: deque[_Queued] = deque()
-        self._open: dict[int, _OpenDelta] = {}
+        self._events = _EventQueue()
         self._wake_due = False
-        self._holds = 0  # how often the reader was not woken
-        self._is_held = False
         self._ended = False
         self._left = False
         self._closed = False
@@ -122,7 +162,7 @@ class EventStream:
                 return
             self._ended = isinstance(event, (Done, Failed))
             if not self._left:
-                self._enqueue(event)
+                self._events.push(event)
             elif not self._ended:
                 return
             wake, self._wake_due = not self._wake_due, True
@@ -132,7 +172,7 @@ class EventStream:
     def interrupt(self, error: TkError) -> None:
         """Makes this error the reader's next event, before all queued ones; on the loop's thread only."""
         with self._lock:
-            self._queue.appendleft(Failed(error))
+            self._events.push_first(Failed(error))
         self._ready.set()
         if self._preparing is not None and self._preparing.when() is None:
             self._preparing.reschedule(self.loop.time())
@@ -155,8 +195,7 @@ class EventStream:
         """Ends the reading: drops queued and later events, except the last; on the loop's thread only."""
         with self._lock:
             self._left = True
-            self._queue.clear()
-            self._open.clear()
+            self._events.clear()
         self._close_if_over()
 
     @property
@@ -169,59 +208,40 @@ class EventStream:
         return self
 
     async def __anext__(self) -> SentEvent:
-        event = await self._take()
-        match event:
-            case Done():
-                raise StopAsyncIteration
-            case Failed():
-                raise event.error
-            case _OpenDelta():
-                return event.close()
-        return event
-
-    async def _take(self) -> _Queued:
         while True:
             with self._lock:
-                if self._queue:
-                    event = self._queue.popleft()
-                    if isinstance(event, _OpenDelta) and self._open.get(event.index) is event:
-                        del self._open[event.index]
+                event = self._events.pop()
+                if event is None:
+                    self._ready.clear()
+            match event:
+                case None:
+                    await self._ready.wait()
+                case Done():
+                    raise StopAsyncIteration
+                case Failed():
+                    raise event.error
+                case _OpenDelta():
+                    return event.close()
+                case _:
                     return event
-                self._ready.clear()
-            await self._ready.wait()
 
-    def _enqueue(self, event: Event) -> None:
-        if not isinstance(event, Delta):
-            self._queue.append(event)
-            return
-        fits = len(event.token_ids) <= MAX_TOKENS_PER_DELTA
-        for part in (event,) if fits else _parts_of(event):
-            delta = self._open.get(part.index)
-            if delta is None or len(delta.token_ids) + len(part.token_ids) > MAX_TOKENS_PER_DELTA:
-                delta = self._open[part.index] = _OpenDelta(part.index)
-                self._queue.append(delta)
-            delta.join(part)
-
-    def wake(self, at_once: int = 1) -> int | None:
+    def wake(self, at_once: int = 1) -> object | None:
         """Wakes the reader, unless there are only tokens for it, fewer than `at_once`; on the loop's thread only.
 
         Returns:
-            None if it was woken, else the number of this hold, for `release`.
+            None if it was woken, else this hold, for `release`.
         """
         with self._lock:
             self._wake_due = False
-            tokens = [event.token_ids for event in self._queue if isinstance(event, _OpenDelta)]
-            self._is_held = 0 < len(tokens) == len(self._queue) and sum(map(len, tokens)) < at_once
-            if self._is_held:
-                self._holds += 1
-                return self._holds
-        self._ready.set()
-        self._close_if_over()
-        return None
+            self._hold = object() if self._events.has_only_tokens(at_once) else None
+        if self._hold is None:
+            self._ready.set()
+            self._close_if_over()
+        return self._hold
 
-    def release(self, hold: int) -> None:
-        """Wakes the reader if this hold is its last one and still lasts; on the loop's thread only."""
-        if self._is_held and self._holds == hold:
+    def release(self, hold: object) -> None:
+        """Wakes the reader if this hold still lasts; on the loop's thread only."""
+        if self._hold is hold:
             self.wake()
 
     def _close_if_over(self) -> None:
@@ -248,6 +268,6 @@ def _wake_all(streams: Sequence[EventStream], at_once: int) -> None:
         asyncio.get_running_loop().call_later(HOLD_SECONDS, _release_all, held)
 
 
-def _release_all(held: Iterable[tuple[EventStream, int]]) -> None:
+def _release_all(held: Iterable[tuple[EventStream, object]]) -> None:
     for stream, hold in held:
         stream.release(hold)

@@ -46,7 +46,8 @@ class StepWatch:
         self._soonest = SECONDS_LATE if timeout is None else min(SECONDS_LATE, timeout)  # before, no step is late
         self._seen: tuple[ProcessState, ...] = ()
         self._reported_at: float | None = None  # None: they do not hang, as far as is known
-        self._is_step, self._looked_at, self._seconds = False, 0.0, 0.0
+        self._predict: Callable[[], float] | None = None  # of the step; None: there is none
+        self._looked_at = self._seconds = 0.0
 
     def begin(self, predict: Callable[[], float]) -> None:
         """Begins to watch a step, which the workers compute from now on.
@@ -54,7 +55,7 @@ class StepWatch:
         Args:
             predict: returns its expected duration in seconds, if that is needed; 0 = not known.
         """
-        self._is_step, self._predict, self._expected = True, predict, -1.0
+        self._predict, self._expected = predict, -1.0
         self._seconds, self._counted_at = 0.0, self._clock()  # how long it has taken, until when
         self._looked_at, self._seen = 0.0, ()
 
@@ -65,8 +66,8 @@ class StepWatch:
 
     def rest(self) -> None:
         """Records that the workers compute nothing."""
-        if self._is_step:
-            self._is_step, self._seen = False, ()
+        if self._predict is not None:
+            self._predict, self._seen = None, ()
 
     def forget(self) -> None:
         """Begins anew, for other workers."""
@@ -98,7 +99,7 @@ class StepWatch:
         Raises:
             WorkerDied: the step has taken longer than it may.
         """
-        if not self._is_step:
+        if self._predict is None:
             return
         self._count()
         if self._seconds < self._soonest:
