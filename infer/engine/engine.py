@@ -22,7 +22,7 @@ from .planning.memory_plan import MemoryPlan
 from .planning.model_source import ModelSource
 from .request.events import Event, ModelInfo
 from .request.request import Request, check_servable, with_grammar
-from .schedule.live_request import LiveRequest, ModelTraits
+from .schedule.live_request import LiveRequest
 from .schedule.live_table import LiveTable
 from .schedule.scheduler import Scheduler
 from .schedule.statistics import EngineStatistics
@@ -52,7 +52,6 @@ class Engine:
         self.home = HomeProcess("This engine, of an LLM or a server,")
         self.info = source.info
         self.source = source
-        self._model = ModelTraits.of(source.info, source.tokenizer, options.prefix_cache, options.speculate)
         self._arrivals = itertools.count()
         limits, lock = Limits.of(options, memory.max_model_len), threading.Lock()
         scheduler = Scheduler(limits, memory.num_blocks, memory.block_size, memory.num_twins)
@@ -149,7 +148,7 @@ class Engine:
         self.home.require()
         check_servable(request, self.info, self.tokenizer is not None)
         request = with_grammar(request, self.grammars)
-        self._live.add(LiveRequest(request, next(self._arrivals), self._model, on_event))
+        self._live.add(LiveRequest(request, next(self._arrivals), self.source, on_event))
         self._workers.wake()
 
     def abort(self, request_id: str, principal: str = "") -> bool:

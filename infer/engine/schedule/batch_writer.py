@@ -155,8 +155,9 @@ class BatchWriter:
         if slot is None and not self._free:
             for other in [other for other in self._slots if other.status is not Status.RUNNING]:
                 self.release(other)
-        number = slot.number if slot is not None else self._free.pop()
-        self._slots[sample] = opened = _Slot(number, sample.preemptions, _is_plain(sample.request.params))
+        number, params = slot.number if slot is not None else self._free.pop(), sample.request.params
+        is_plain = not (params.logit_bias or params.min_new_tokens or params.has_penalties)
+        self._slots[sample] = opened = _Slot(number, sample.preemptions, is_plain)
         return opened
 
     def _options(self, opened: Sequence[tuple[int, Sample]]) -> tuple[Array, Array, Array, Array, Array]:
@@ -191,10 +192,6 @@ def count_tokens(sample: Sample) -> TokenCounts | None:
     counts = TokenCounts(dict.fromkeys(prompt, 0))
     counts.add(sample.output.tokens)
     return counts
-
-
-def _is_plain(params: SamplingParams) -> bool:
-    return not (params.logit_bias or params.min_new_tokens or params.has_penalties)
 
 
 def _ints(values: "array[int]") -> Array:

@@ -36,11 +36,6 @@ class BlockManager:
         self.block_size = block_size
         self.allocator = BlockAllocator(num_blocks, num_twins)
 
-    @property
-    def num_tokens(self) -> int:
-        """The number of tokens that the whole cache holds."""
-        return self.allocator.num_blocks * self.block_size
-
     def missing(self, sample: Sample, num_more: int = 0) -> int:
         """Returns the number of blocks that the sample's tokens and so many more need and that it does not have."""
         table = sample.table
@@ -190,7 +185,8 @@ class BlockManager:
                 break
             found.append(block)
         place = (sample.num_prompt - 1) // self.block_size
-        if sample.index and not sample.output.tokens and len(found) == place and self._may_share_last(sample):
+        may_share = not self.allocator.num_twins or sample.num_prompt % self.block_size  # a full one may lack its twin
+        if sample.index and not sample.output.tokens and len(found) == place and may_share:
             last = self.allocator.find(self._last_key(sample))
             if last is not None and sample.table.max_reused >= sample.num_prompt - 1:
                 found.append(last)
@@ -202,10 +198,6 @@ class BlockManager:
     def _num_found(self, sample: Sample, num_blocks: int) -> int:
         """Returns how many leading tokens are in so many blocks that were found; the last token is always computed."""
         return min(num_blocks * self.block_size, sample.num_tokens - 1)
-
-    def _may_share_last(self, sample: Sample) -> bool:
-        """Returns whether samples share the block of the prompt's last token; a full one may have lost its twin."""
-        return not self.allocator.num_twins or sample.num_prompt % self.block_size > 0
 
     def _last_key(self, sample: Sample) -> BlockKey:
         """Returns the key of the block of the prompt's last token; no first sample looks for one that is not full."""

@@ -5,13 +5,12 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from ....core.errors import DeadlinePassed, TkError
 from ....text.detokenizer import NO_PROMPT, PromptEnd
-from ....text.tokenizer import Tokenizer
-from ..request.events import Done, Event, Failed, Finished, ModelInfo, PromptLogprobs, Started, Timing, Usage
+from ..planning.model_source import ModelSource
+from ..request.events import Done, Event, Failed, Finished, PromptLogprobs, Started, Timing, Usage
 from ..request.request import Request
 from ..request.sampling_params import SamplingParams
 from ..step.sampler_output import SamplerOutput
@@ -25,42 +24,6 @@ from .samples.sample import Output, Sample, ScheduledChunk
 _LOG: Final = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelTraits:
-    """The properties of the model that all requests of an engine share.
-
-    Attributes:
-        tokenizer: the checkpoint's tokenizer; None if it has none.
-        eos_token_ids: the token ids that end a sample unless the request ignores them.
-        max_model_len: the largest number of tokens of a sample, its prompt included.
-        fingerprint: all that keys and values depend on, beside tokens (see `cache_fingerprint`).
-        prefix_cache: whether requests may share blocks with others.
-        step: the training step of the weights.
-        speculate: the largest number of proposals for the next tokens of a sample.
-    """
-
-    tokenizer: Tokenizer | None
-    eos_token_ids: frozenset[int]
-    max_model_len: int
-    fingerprint: str
-    prefix_cache: bool
-    step: int = 0
-    speculate: int = 0
-
-    @staticmethod
-    def of(info: ModelInfo, tokenizer: Tokenizer | None, prefix_cache: bool, speculate: int) -> "ModelTraits":
-        """Returns the properties of a described model."""
-        return ModelTraits(
-            tokenizer=tokenizer,
-            eos_token_ids=frozenset(info.eos_token_ids),
-            max_model_len=info.max_model_len,
-            fingerprint=cache_fingerprint(info),
-            prefix_cache=prefix_cache,
-            step=info.step,
-            speculate=speculate,
-        )
-
-
 class LiveRequest:
     """A submitted request; only the engine's thread uses it.
 
@@ -70,19 +33,19 @@ class LiveRequest:
     Args:
         request: the request as submitted.
         arrival: the request's number in the order of submission.
-        model: the properties of the model.
+        source: the model, and the options of its engine.
         on_event: the callback that receives the events.
     """
 
-    def __init__(self, request: Request, arrival: int, model: ModelTraits, on_event: Callable[[Event], None]) -> None:
-        params, tokenizer = request.params, model.tokenizer
-        eos_token_ids = frozenset[int]() if params.ignore_eos else model.eos_token_ids
+    def __init__(self, request: Request, arrival: int, source: ModelSource, on_event: Callable[[Event], None]) -> None:
+        params, tokenizer = request.params, source.tokenizer
+        eos_token_ids = frozenset(() if params.ignore_eos else source.info.eos_token_ids)
         end = NO_PROMPT
         if tokenizer is not None:
             end = PromptEnd.of(tokenizer, request.token_ids, params.keep_special_tokens)
         self.request = request
-        self.samples = _samples(request, arrival, model, eos_token_ids)
-        self._model, self._on_event = model, on_event
+        self.samples = _samples(request, arrival, source, eos_token_ids)
+        self._source, self._on_event = source, on_event
         self._deltas = [
             DeltaBuilder(
                 each.index,
@@ -136,7 +99,7 @@ class LiveRequest:
         token = sample.output.tokens[position - sample.num_prompt] = int(result.token_ids[index])
         num_top, deltas, logprob = self.request.params.logprobs, self._deltas[sample.index], None
         if num_top is not None:
-            logprob = token_logprob(self._model.tokenizer, num_top, result, index, deltas.is_first)
+            logprob = token_logprob(self._source.tokenizer, num_top, result, index, deltas.is_first)
         delta, ending = deltas.push(token, logprob)
         if delta.text or delta.token_ids:
             self._due.append(delta)
@@ -183,7 +146,7 @@ class LiveRequest:
             return
         self._has_started = True
         sample, name = self.samples[0], self.request.request_id
-        self._due.append(Started(name, sample.num_prompt, self._num_cached, sample.seed, known, self._model.step))
+        self._due.append(Started(name, sample.num_prompt, self._num_cached, sample.seed, known, self._source.info.step))
 
     def _finish(self, sample: Sample, ending: Ending) -> None:
         now, deltas, output = time.monotonic(), self._deltas[sample.index], sample.output
@@ -206,13 +169,14 @@ class LiveRequest:
             self._due.append(Done())
 
 
-def _samples(request: Request, arrival: int, model: ModelTraits, eos_token_ids: frozenset[int]) -> tuple[Sample, ...]:
+def _samples(request: Request, arrival: int, source: ModelSource, eos_token_ids: frozenset[int]) -> tuple[Sample, ...]:
     """Returns the samples of a new request, all of which share its prompt, the keys of its blocks and the seed."""
     params, grammar, num_prompt = request.params, request.grammar, len(request.token_ids)
-    max_new = model.max_model_len - num_prompt if params.max_new_tokens is None else params.max_new_tokens
-    is_private = request.cache.bypass or not model.prefix_cache
+    options, info = source.options, source.info
+    max_new = info.max_model_len - num_prompt if params.max_new_tokens is None else params.max_new_tokens
+    is_private = request.cache.bypass or not options.prefix_cache
     root = root_digest(
-        model=model.fingerprint,
+        model=cache_fingerprint(info),
         principal=request.principal,
         salt=request.cache.salt,
         request=arrival if is_private else -1,
@@ -220,7 +184,7 @@ def _samples(request: Request, arrival: int, model: ModelTraits, eos_token_ids: 
     keys: list[BlockKey] = []
     seed = secrets.randbits(64) if params.seed is None else params.seed
     # Neither masks nor log-probabilities of the prompt stand beside proposals.
-    proposes = model.speculate and params.prompt_logprobs is None and params.constraint is None
+    proposes = options.speculate and params.prompt_logprobs is None and params.constraint is None
     scored_from = sys.maxsize if params.prompt_logprobs is None else max(0, request.logprobs_from - 1)
     return tuple(
         Sample(
@@ -236,7 +200,7 @@ def _samples(request: Request, arrival: int, model: ModelTraits, eos_token_ids: 
                 has_candidates=grammar is not None and has_candidates(params),
             ),
             BlockTable(root, is_private, sys.maxsize if index else scored_from, keys),
-            Proposer(model.speculate) if proposes else None,
+            Proposer(options.speculate) if proposes else None,
         )
         for index in range(params.n)
     )

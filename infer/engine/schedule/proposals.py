@@ -58,51 +58,34 @@ class RowCost:
         return self._seconds[-1] + self._slope * (num_rows - self.horizon)
 
 
-class PlanningCost:
-    """The part of a step's time that proposals cost beside their rows, as running steps show it.
-
-    Attributes:
-        overhead: the time that a step with proposals takes more than its rows do, as a part of a step without any.
-    """
-
-    def __init__(self) -> None:
-        self.overhead = _OVERHEAD_GUESS
-        self._plain: float | None = None
-
-    def observe(self, expected: float, period: float, has_proposals: bool) -> None:
-        """Learns from a step of decoding.
-
-        Args:
-            expected: the duration of its rows alone, in seconds.
-            period: the time from the results of the step before to its own, in seconds.
-            has_proposals: whether any of its rows is a proposal.
-        """
-        ratio = period / expected
-        if not has_proposals:
-            self._plain = (
-                ratio if self._plain is None else self._plain + _GAIN * (min(ratio, 2 * self._plain) - self._plain)
-            )
-            self.overhead += _FORGET * (_OVERHEAD_GUESS - self.overhead)
-        elif self._plain is not None:
-            seen = min(max(ratio / self._plain - 1, 0.0), _MOST)
-            self.overhead += _GAIN * (seen - self.overhead)
-
-
 class ProposalPolicy:
     """The choice, by costs that it learns.
 
     Attributes:
         row_cost: the duration of steps by their tokens.
-        planning: the other cost of proposals.
+        overhead: the time that a step with proposals takes more than its rows do, as a part of a step without any.
     """
 
     def __init__(self) -> None:
         self.row_cost = RowCost()
-        self.planning = PlanningCost()
+        self.overhead = _OVERHEAD_GUESS
+        self._plain: float | None = None  # the time from results to results of a step without, as a part of its rows'
 
     def observe(self, num_rows: int, period: float, has_proposals: bool) -> None:
-        """Learns from a step of decoding; see `PlanningCost.observe`."""
-        self.planning.observe(self.row_cost.seconds(num_rows), period, has_proposals)
+        """Learns from a step of decoding.
+
+        Args:
+            num_rows: the number of its rows.
+            period: the time from the results of the step before to its own, in seconds.
+            has_proposals: whether any of its rows is a proposal.
+        """
+        ratio, plain = period / self.row_cost.seconds(num_rows), self._plain
+        if not has_proposals:
+            self._plain = ratio if plain is None else plain + _GAIN * (min(ratio, 2 * plain) - plain)
+            self.overhead += _FORGET * (_OVERHEAD_GUESS - self.overhead)
+        elif plain is not None:
+            seen = min(max(ratio / plain - 1, 0.0), _MOST)
+            self.overhead += _GAIN * (seen - self.overhead)
 
     def choose(self, samples: Sequence[Sample], num_tokens: int) -> dict[Sample, list[int]]:
         """Returns the proposals that a step shall compute; of a sample without any there may be an empty list.
@@ -124,7 +107,7 @@ class ProposalPolicy:
                 most = sample.output.max_tokens - sample.num_tokens - 1
                 found[sample], expected = sample.proposer.propose(new, num_unknown, most)
                 chances.append([chance for chance in expected if chance >= least])
-        counts = worthwhile(chances, num_tokens, self.row_cost, len(samples), self.planning.overhead)
+        counts = worthwhile(chances, num_tokens, self.row_cost, len(samples), self.overhead)
         return {sample: tokens[:count] for (sample, tokens), count in zip(found.items(), counts, strict=True)}
 
 
@@ -138,7 +121,7 @@ def worthwhile(
         num_tokens: the tokens of the step without proposals.
         cost: the duration of steps by their tokens.
         num_samples: the number of all decoding samples.
-        overhead: see `PlanningCost`.
+        overhead: see `ProposalPolicy`.
     """
     best_first = sorted(((chance, i) for i, each in enumerate(chances) for chance in each), reverse=True)
     alone, before = cost.seconds(num_samples), cost.seconds(num_tokens)

@@ -102,7 +102,7 @@ class Scheduler:
         if prompts:
             decoding = self._places.leave_room(decoding)
         bound = self.limits.max_step_seconds
-        planned = None if bound is None else bound / self.cost.margin.factor
+        planned = None if bound is None else bound / self.cost.margin
         budget = StepBudget(self.limits.max_batched_tokens, planned, self.cost)
         for chunk in decoding:
             budget.reserve(chunk.start, chunk.length)
@@ -177,7 +177,7 @@ class Scheduler:
             num_running = len(self.running)
             _LOG.warning(words, 1000 * seconds, size.num_tokens, num_prompt, num_running, self.num_live - num_running)
         if num_prompt and self.limits.max_step_seconds is not None:
-            self.cost.margin.observe(self.cost.seconds(size), seconds, self.limits.max_step_seconds)
+            self.cost.learn_margin(self.cost.seconds(size), seconds, self.limits.max_step_seconds)
         self.cost.observe(size, seconds)
         if is_decoding and period is not None:
             self.proposals.observe(size.num_tokens, period, has_proposals)

@@ -46,38 +46,15 @@ class StepSize:
         return StepSize(self.num_tokens + length, self.num_keys + length * start + length * (length + 1) // 2)
 
 
-class StepMargin:
-    """The learned margin.
-
-    Attributes:
-        factor: the durations that are planned are the bound divided by it, 1 to 1.5.
-    """
-
-    def __init__(self) -> None:
-        self.factor = 1.0
-
-    def observe(self, predicted: float, seconds: float, bound: float) -> None:
-        """Learns from a step with tokens of prompts, if it was filled up to the bound.
-
-        Args:
-            predicted: the duration that was predicted, in seconds.
-            seconds: its duration.
-        """
-        expected = self.factor * predicted
-        if expected >= _FULL * bound:
-            moved = self.factor * (1 + _MARGIN_GAIN * ((seconds > expected) - _LATE_PART))
-            self.factor = min(max(moved, 1.0), _MOST_MARGIN)
-
-
 class StepCost:
     """The predicted duration of steps.
 
     Attributes:
-        margin: the margin below a bound.
+        margin: the durations that are planned are the bound divided by it, 1 to 1.5.
     """
 
     def __init__(self) -> None:
-        self.margin = StepMargin()
+        self.margin = 1.0
         self._terms: tuple[float, float, float] | None = None  # seconds per step, per token, per key
 
     @property
@@ -108,6 +85,18 @@ class StepCost:
         step = _GAIN * min(seconds / total - 1, _LARGEST_ERROR) / total
         a, b, c = (term * (1 + step * part) for term, part in zip(self._terms, parts, strict=True))
         self._terms = (a, b, c)
+
+    def learn_margin(self, predicted: float, seconds: float, bound: float) -> None:
+        """Learns the margin from a step with tokens of prompts, if it was filled up to the bound.
+
+        Args:
+            predicted: the duration that was predicted, in seconds.
+            seconds: its duration.
+        """
+        expected = self.margin * predicted
+        if expected >= _FULL * bound:
+            moved = self.margin * (1 + _MARGIN_GAIN * ((seconds > expected) - _LATE_PART))
+            self.margin = min(max(moved, 1.0), _MOST_MARGIN)
 
     def longest(self, size: StepSize, start: int, wanted: int, bound: float) -> int:
         """Returns how many tokens from `start` on a step of `size` can take within `bound` seconds.

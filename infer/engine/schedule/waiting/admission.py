@@ -117,7 +117,7 @@ class Admission:
         return backlog + num_own < num_left and now < sample.request.deadline
 
     def _check_fits(self, sample: Sample) -> None:
-        longest = min(self._limits.max_model_len, self._blocks.num_tokens)
+        longest = min(self._limits.max_model_len, self._blocks.allocator.num_blocks * self._blocks.block_size)
         if sample.output.max_tokens > longest:
             new = sample.output.max_tokens - sample.num_prompt
             why = "max_model_len" if longest == self._limits.max_model_len else "the KV cache's tokens"

@@ -1,6 +1,6 @@
 """The samples that are live and do not run: those that wait for a place, and those that wait for their prompt.
 
-Of a request whose prompt is not computed yet one sample leads, and the others wait for its blocks.
+Of a request whose prompt is not computed yet one sample waits for a place, and the others for its blocks.
 """
 
 from collections.abc import Iterable, Iterator
@@ -9,51 +9,6 @@ from ..samples.sample import Sample
 from .fair_share import FairShare
 from .lazy_heap import LazyHeap
 from .wait_queue import WaitQueue
-
-
-class SampleGroups:
-    """The samples behind a leader; `len` is their number. No operation looks at other requests' samples."""
-
-    def __init__(self) -> None:
-        self._members: dict[Sample, list[Sample]] = {}  # by their leaders
-        self._leaders: dict[Sample, Sample] = {}
-
-    def __len__(self) -> int:
-        return len(self._leaders)
-
-    def __iter__(self) -> Iterator[Sample]:
-        """Iterates over all samples but the leaders, in no particular order."""
-        return iter(self._leaders)
-
-    def add(self, samples: list[Sample]) -> None:
-        """Groups the samples of a request behind the first one."""
-        leader, *members = samples
-        if members:
-            self._members[leader] = members
-            self._leaders.update(dict.fromkeys(members, leader))
-
-    def part(self, leader: Sample) -> list[Sample]:
-        """Returns the samples behind a leader, which are in no group any more; none if it leads no group."""
-        members = self._members.pop(leader, [])
-        for member in members:
-            del self._leaders[member]
-        return members
-
-    def leave(self, sample: Sample) -> Sample | None:
-        """Takes a sample out of its group, if it has one.
-
-        Returns:
-            The sample that leads from now on, if this one led.
-        """
-        leader = self._leaders.pop(sample, None)
-        if leader is not None:
-            self._members[leader].remove(sample)
-            return None
-        members = self.part(sample)
-        if not members:
-            return None
-        self.add(members)
-        return members[0]
 
 
 class RequestQueue:
@@ -67,16 +22,19 @@ class RequestQueue:
     def __init__(self) -> None:
         self.shares = FairShare()
         self.waiting = WaitQueue(self.shares)
-        self._groups = SampleGroups()
+        # By arrival, the samples of a request whose prompt is not computed; the first one computes it.
+        self._groups: dict[int, list[Sample]] = {}
+        self._num_behind = 0  # samples of groups but the first ones
         self._deadlines: LazyHeap[Sample] = LazyHeap()
 
     def __len__(self) -> int:
-        return len(self.waiting) + len(self._groups)
+        return len(self.waiting) + self._num_behind
 
     def __iter__(self) -> Iterator[Sample]:
         """Iterates over the samples that do not run, in no particular order."""
         yield from self.waiting
-        yield from self._groups
+        for group in self._groups.values():
+            yield from group[1:]
 
     def enter(self, samples: list[Sample]) -> None:
         """Queues the samples of a request."""
@@ -84,23 +42,33 @@ class RequestQueue:
             self.shares.enter(sample.request.principal, sample.request.weight)
             if sample.request.deadline is not None:
                 self._deadlines.push(sample, sample.request.deadline)
-        self._groups.add(samples)
-        self.waiting.push(samples[0])
+        first, *others = samples
+        self.waiting.push(first)
+        if others:
+            self._groups[first.arrival] = samples
+            self._num_behind += len(others)
 
     def leave(self, sample: Sample) -> None:
-        """Removes a sample that ends; if it led a group, the next one waits in its place."""
+        """Removes a sample that ends; if it was to compute a prompt for others, the next one waits in its place."""
         self.waiting.discard(sample)
         self._deadlines.discard(sample)
-        if leader := self._groups.leave(sample):
-            self.waiting.push(leader)
+        group = self._groups.get(sample.arrival, [])
+        if sample in group:
+            if sample is group[0]:
+                self.waiting.push(group[1])
+            group.remove(sample)
+            self._num_behind -= 1
+            if len(group) == 1:
+                del self._groups[sample.arrival]
         self.shares.leave(sample.request.principal)
 
-    def release_group(self, leader: Sample) -> bool:
-        """Lets all samples behind a leader wait for places, now that its prompt is computed; False: there are none."""
-        members = self._groups.part(leader)
-        for member in members:
-            self.waiting.push(member)
-        return bool(members)
+    def release_group(self, first: Sample) -> bool:
+        """Lets the other samples of a request wait, whose prompt a sample has computed; False: there are none."""
+        _, *others = self._groups.pop(first.arrival, [first])
+        self._num_behind -= len(others)
+        for other in others:
+            self.waiting.push(other)
+        return bool(others)
 
     def first_expired(self, now: float) -> Sample | None:
         """Returns the sample with the earliest deadline, if that is not after `now`, whatever its state."""

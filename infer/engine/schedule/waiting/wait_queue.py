@@ -60,7 +60,7 @@ class WaitQueue:
         line.samples.push(sample, sample.order)
         self._count(sample, sample.num_uncomputed)
         if line.samples.first() is sample:
-            self._give_turn(level, sample)
+            self._assign_turn(level, sample)
 
     def discard(self, sample: Sample) -> None:
         """Removes a sample, if it waits."""
@@ -76,29 +76,21 @@ class WaitQueue:
             level.new_turns.discard(sample.request.principal)
             del level.lines[sample.request.principal]
         elif head.has_begun == (sample.request.principal in level.new_turns):
-            self._give_turn(level, head)
+            self._assign_turn(level, head)
         if not level.lines:
             self._priorities.discard(sample.request.priority)
             del self._levels[sample.request.priority]
 
     def first(self) -> Sample | None:
         """Returns the sample that is served next, or None."""
-        priority = self._priorities.first()
-        if priority is None:
-            return None
-        level = self._levels[priority]
-        return self._first(level, level.turns)
+        return self._first(is_new=False)
 
     def first_new(self) -> Sample | None:
         """Returns the first of the same priority that has not begun, unless an older one of its principal has; or None.
 
         It may get a place sooner than the one that is served next: a first token hurries more than another one.
         """
-        priority = self._priorities.first()
-        if priority is None:
-            return None
-        level = self._levels[priority]
-        return self._first(level, level.new_turns)
+        return self._first(is_new=True)
 
     def has(self, principal: str) -> bool:
         """Returns whether a sample of the principal waits."""
@@ -155,7 +147,12 @@ class WaitQueue:
         assert len(seen) == len(self), "a sample is in two lines"
         assert set(seen) == set(self), "the lines hold other sequences than the queue"
 
-    def _first(self, level: _Level, turns: LazyHeap[str]) -> Sample | None:
+    def _first(self, is_new: bool) -> Sample | None:
+        priority = self._priorities.first()
+        if priority is None:
+            return None
+        level = self._levels[priority]
+        turns = level.new_turns if is_new else level.turns
         while (principal := turns.first()) is not None:
             sample = level.lines[principal].samples.first()
             assert sample is not None, "an empty line has a turn"
@@ -165,7 +162,7 @@ class WaitQueue:
             turns.push(principal, turn)
         return None
 
-    def _give_turn(self, level: _Level, head: Sample) -> None:
+    def _assign_turn(self, level: _Level, head: Sample) -> None:
         level.turns.push(head.request.principal, self._turn(head))
         if head.has_begun:
             level.new_turns.discard(head.request.principal)

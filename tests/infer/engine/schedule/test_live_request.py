@@ -2,12 +2,16 @@
 
 import tracemalloc
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from tk.core.errors import Cancelled
+from tk.infer.engine.options import EngineOptions
+from tk.infer.engine.planning.model_source import ModelSource
 from tk.infer.engine.request.events import (
     Delta,
     Done,
@@ -22,17 +26,20 @@ from tk.infer.engine.request.events import (
 )
 from tk.infer.engine.request.request import Request
 from tk.infer.engine.request.sampling_params import SamplingParams
-from tk.infer.engine.schedule.live_request import LiveRequest, ModelTraits, has_candidates
+from tk.infer.engine.schedule.live_request import LiveRequest, has_candidates
 from tk.infer.engine.schedule.samples.sample import ScheduledChunk
 from tk.infer.engine.step.sampler_output import SamplerOutput
+from tk.tests.infer.serve.fake_engine import INFO
 
-MODEL = ModelTraits(
-    tokenizer=None,
-    eos_token_ids=frozenset({9}),
-    max_model_len=20,
-    fingerprint="a model",
-    prefix_cache=True,
-)
+
+def source_of(max_model_len: int = 20, step: int = 0) -> ModelSource:
+    """A model without a tokenizer, for which token 9 ends a text."""
+    info = replace(INFO, eos_token_ids=(9,), max_model_len=max_model_len, step=step)
+    options = EngineOptions(Path("a model"))
+    return cast(ModelSource, SimpleNamespace(tokenizer=None, info=info, options=options))
+
+
+MODEL = source_of()
 PROMPT = (1, 2, 3)
 
 
@@ -139,7 +146,7 @@ def test_scores_of_a_long_prompt_are_sent_as_they_are_computed() -> None:
     events: list[Event] = []
     prompt = tuple(range(700))
     request = Request(prompt, SamplingParams(prompt_logprobs=0, max_new_tokens=1), "r")
-    long = LiveRequest(request, 0, replace(MODEL, max_model_len=1000, step=12), events.append)
+    long = LiveRequest(request, 0, source_of(1000, step=12), events.append)
     sample, seen = long.samples[0], []
     for start in range(0, 700, 100):
         for row in long.begin_chunk(ScheduledChunk(sample, start, 100), 0):

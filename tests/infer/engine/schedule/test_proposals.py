@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tk.infer.engine.schedule.batch_writer import BatchWriter
-from tk.infer.engine.schedule.proposals import PlanningCost, ProposalPolicy, RowCost, least_chance, worthwhile
+from tk.infer.engine.schedule.proposals import ProposalPolicy, RowCost, least_chance, worthwhile
 from tk.infer.engine.schedule.samples.proposer import Proposer
 from tk.infer.engine.schedule.samples.sample import UNKNOWN, Sample, ScheduledChunk
 from tk.infer.engine.schedule.scheduler import Scheduler
@@ -182,37 +182,44 @@ def test_the_guess_is_flat_and_then_straight(rows: int, more: int) -> None:
     assert guess.seconds(more) / guess.seconds(rows) == (1 if more <= 8 else more / rows)
 
 
+def planned() -> ProposalPolicy:
+    """A policy under which one row takes 10 seconds and two take 12."""
+    policy = ProposalPolicy()
+    policy.row_cost = RowCost({1: 10.0, 2: 12.0})
+    return policy
+
+
 def test_the_cost_of_planning_is_learned_from_steps_with_proposals_beside_those_without() -> None:
-    cost = PlanningCost()
+    cost = planned()
     assert cost.overhead == 0.05
     for _ in range(60):
-        cost.observe(10.0, 9.0, False)
-        cost.observe(12.0, 13.5, True)
+        cost.observe(1, 9.0, False)
+        cost.observe(2, 13.5, True)
     assert cost.overhead == pytest.approx(0.25, abs=0.02)
 
 
 def test_a_disturbed_step_counts_little_for_planning() -> None:
-    cost = PlanningCost()
-    cost.observe(10.0, 10.0, False)
-    cost.observe(10.0, 10_000.0, False)
-    cost.observe(10.0, 10_000.0, True)
+    cost = planned()
+    cost.observe(1, 10.0, False)
+    cost.observe(1, 10_000.0, False)
+    cost.observe(1, 10_000.0, True)
     assert cost.overhead < 0.15
-    cost.observe(10.0, 1e-6, True)
+    cost.observe(1, 1e-6, True)
     assert cost.overhead >= 0
 
 
 def test_without_a_step_that_has_none_nothing_is_learned() -> None:
-    cost = PlanningCost()
-    cost.observe(10.0, 30.0, True)
+    cost = planned()
+    cost.observe(1, 30.0, True)
     assert cost.overhead == 0.05
 
 
 def test_a_high_cost_is_forgotten_so_that_proposals_are_tried_again() -> None:
-    cost = PlanningCost()
-    cost.observe(10.0, 10.0, False)
+    cost = planned()
+    cost.observe(1, 10.0, False)
     for _ in range(100):
-        cost.observe(10.0, 20.0, True)
+        cost.observe(1, 20.0, True)
     assert cost.overhead > 0.9
     for _ in range(2000):
-        cost.observe(10.0, 10.0, False)
+        cost.observe(1, 10.0, False)
     assert cost.overhead < 0.1

@@ -5,7 +5,7 @@ from statistics import NormalDist
 
 import pytest
 
-from tk.infer.engine.schedule.step_cost import StepBudget, StepCost, StepMargin, StepSize
+from tk.infer.engine.schedule.step_cost import StepBudget, StepCost, StepSize
 from tk.infer.engine.schedule.waiting.admission import Limits
 from tk.infer.engine.worker.step_timing import warm_up_chunks
 
@@ -86,38 +86,38 @@ def test_a_budget_gives_one_prompt_token_beyond_its_bound() -> None:
     assert [unbounded.reserve_prompt(0, 10), unbounded.reserve_prompt(0, 10), unbounded.room(0, 1)] == [10, 5, 0]
 
 
-def observe_steps(margin: StepMargin, spread: float, steps: int = 4000) -> list[bool]:
+def observe_steps(cost: StepCost, spread: float, steps: int = 4000) -> list[bool]:
     """Plans full steps, whose durations are spread around the predicted ones; returns which passed the bound."""
     draw, passed = random.Random(0), []
     for _ in range(steps):
-        predicted = BOUND / margin.factor
+        predicted = BOUND / cost.margin
         seconds = predicted * draw.gauss(1.0, spread)
         passed.append(seconds > BOUND)
-        margin.observe(predicted, seconds, BOUND)
+        cost.learn_margin(predicted, seconds, BOUND)
     return passed
 
 
 @pytest.mark.parametrize("spread", [0.02, 0.05, 0.15])
 def test_one_full_step_in_a_hundred_passes_the_bound(spread: float) -> None:
-    margin = StepMargin()
-    passed = observe_steps(margin, spread)
+    cost = StepCost()
+    passed = observe_steps(cost, spread)
     assert sum(passed[:20]) >= 2, "a mean is passed by half of the steps"
     assert sum(passed[500:]) / len(passed[500:]) == pytest.approx(0.01, abs=0.004)
-    assert margin.factor == pytest.approx(NormalDist(1.0, spread).inv_cdf(0.99), abs=0.07)
+    assert cost.margin == pytest.approx(NormalDist(1.0, spread).inv_cdf(0.99), abs=0.07)
 
 
 def test_the_margin_follows_a_machine_that_becomes_calm_and_has_a_limit() -> None:
-    margin = StepMargin()
-    observe_steps(margin, 2.0)
-    assert margin.factor == pytest.approx(1.5, abs=0.1)
-    observe_steps(margin, 0.01)
-    assert margin.factor < 1.1
+    cost = StepCost()
+    observe_steps(cost, 2.0)
+    assert cost.margin == pytest.approx(1.5, abs=0.1)
+    observe_steps(cost, 0.01)
+    assert cost.margin < 1.1
 
 
 def test_short_steps_say_nothing_about_the_margin() -> None:
-    margin = StepMargin()
+    cost = StepCost()
     for _ in range(100):
-        margin.observe(0.7 * BOUND, 10.0, BOUND)
-    assert margin.factor == 1.0
-    margin.observe(0.8 * BOUND, 10.0, BOUND)
-    assert margin.factor == pytest.approx(1.0198)
+        cost.learn_margin(0.7 * BOUND, 10.0, BOUND)
+    assert cost.margin == 1.0
+    cost.learn_margin(0.8 * BOUND, 10.0, BOUND)
+    assert cost.margin == pytest.approx(1.0198)
