@@ -75,7 +75,6 @@ class ProposalPolicy:
         """Learns from a step of decoding.
 
         Args:
-            num_rows: the number of its rows.
             period: the time from the results of the step before to its own, in seconds.
             has_proposals: whether any of its rows is a proposal.
         """
