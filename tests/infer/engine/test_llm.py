@@ -6,6 +6,7 @@ import pytest
 
 from tk.core.errors import InvalidRequest
 from tk.infer import LLM, SamplingParams
+from tk.infer.engine.engine import Engine
 
 GREEDY = SamplingParams(temperature=0, max_new_tokens=24, ignore_eos=True)
 
@@ -55,7 +56,7 @@ def test_one_request_that_cannot_be_served_ends_all_of_its_call(llm: LLM) -> Non
 
 
 def test_text_needs_a_tokenizer(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm.engine, "tokenizer", None)
+    monkeypatch.setattr(Engine, "tokenizer", None)
     with pytest.raises(InvalidRequest, match=r"has no tokenizer\.json; give token ids") as error:
         llm.generate("the", GREEDY)
     assert error.value.field == "prompt"
