@@ -82,7 +82,7 @@ def serve(address: str, rate: float | None, concurrency: int | None, **options: 
 async def _run(
     address: str, credentials: "Credentials", workload: "Workload", rate: float | None, concurrency: int
 ) -> "list[Observation]":
-    from ..infer.client.async_client import AsyncClient
+    from ..infer.client.client import AsyncClient
     from ..infer.client.load_test import LoadTest
 
     async with AsyncClient(address, max_attempts=1, credentials=credentials) as client:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ..core.public_names import public_names
 
 if TYPE_CHECKING:
-    from .client.async_client import AsyncClient as AsyncClient
+    from .client.client import AsyncClient as AsyncClient
     from .client.client import Client as Client
     from .client.credentials import Credentials as Credentials
     from .engine.async_llm import AsyncLLM as AsyncLLM
@@ -20,7 +20,7 @@ else:
     __all__, __getattr__, __dir__ = public_names(
         __name__,
         {
-            "AsyncClient": ".client.async_client",
+            "AsyncClient": ".client.client",
             "AsyncLLM": ".engine.async_llm",
             "CacheOptions": ".engine.request.request",
             "Choice": ".engine.request.completion",

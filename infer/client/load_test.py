@@ -11,7 +11,7 @@ from typing import Final
 
 from ...core.errors import ConfigError, TkError
 from ..engine.request.sampling_params import SamplingParams
-from .async_client import AsyncClient, gather
+from .client import AsyncClient, gather
 
 FIRST_ID: Final = 3  # lower ids are special tokens in most vocabularies
 OK: Final = "OK"

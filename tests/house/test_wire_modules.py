@@ -5,7 +5,7 @@ from pathlib import Path
 from tk.tests.house.test_floors import dotted, imports
 
 CONVERTERS = {
-    "infer.client": "async_client client connection outgoing wire",
+    "infer.client": "client connection outgoing wire",
     "infer.serve.grpc": "admin from_messages service",
 }
 

@@ -1,6 +1,5 @@
 """The result of `generate`, the same from `LLM` and `Client`, and the builder that collects events into it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from .events import (
@@ -119,50 +118,31 @@ class CompletionBuilder:
                 pass
 
     def completion(self) -> Completion:
-        """Returns the completed request."""
+        """Returns the completed request: its prompt counts once, and the other tokens of all samples are summed."""
         assert self._started is not None, "a completion is asked for before its request was started"
-        choices, ends = [], []
-        for index in sorted(self._samples):
-            sample = self._samples[index]
-            assert sample.finished is not None, f"a completion is asked for before sample {index} was finished"
-            ends.append(sample.finished)
-            choices.append(_choice(index, sample, sample.finished))
+        choices, ends = list[Choice](), list[Finished]()
+        for index, sample in sorted(self._samples.items()):
+            end = sample.finished
+            assert end is not None, f"a completion is asked for before sample {index} was finished"
+            text, token_ids, logprobs = "".join(sample.texts), tuple(sample.token_ids), tuple(sample.logprobs)
+            choices.append(Choice(index, text, token_ids, end.reason, logprobs, end.matched))
+            ends.append(end)
         return Completion(
             request_id=self._started.request_id,
             seed=self._started.seed,
             choices=tuple(choices),
-            usage=_whole_usage([end.usage for end in ends]),
-            timing=_whole_timing([end.timing for end in ends]),
+            usage=replace(
+                ends[0].usage,
+                completion_tokens=sum(end.usage.completion_tokens for end in ends),
+                proposed_tokens=sum(end.usage.proposed_tokens for end in ends),
+                accepted_tokens=sum(end.usage.accepted_tokens for end in ends),
+            ),
+            timing=Timing(
+                queue_seconds=min(end.timing.queue_seconds for end in ends),
+                first_token_seconds=min(end.timing.first_token_seconds for end in ends),
+                total_seconds=max(end.timing.total_seconds for end in ends),
+                preemptions=max(end.timing.preemptions for end in ends),
+            ),
             prompt_logprobs=tuple(self._prompt_logprobs),
             step=self._started.step,
         )
-
-
-def _choice(index: int, sample: _SampleParts, finished: Finished) -> Choice:
-    return Choice(
-        index=index,
-        text="".join(sample.texts),
-        token_ids=tuple(sample.token_ids),
-        finish_reason=finished.reason,
-        logprobs=tuple(sample.logprobs),
-        matched=finished.matched,
-    )
-
-
-def _whole_usage(usages: Sequence[Usage]) -> Usage:
-    """Returns the usage of the request: the prompt counts once, and the other tokens of all samples are summed."""
-    return replace(
-        usages[0],
-        completion_tokens=sum(usage.completion_tokens for usage in usages),
-        proposed_tokens=sum(usage.proposed_tokens for usage in usages),
-        accepted_tokens=sum(usage.accepted_tokens for usage in usages),
-    )
-
-
-def _whole_timing(timings: Sequence[Timing]) -> Timing:
-    return Timing(
-        queue_seconds=min(timing.queue_seconds for timing in timings),
-        first_token_seconds=min(timing.first_token_seconds for timing in timings),
-        total_seconds=max(timing.total_seconds for timing in timings),
-        preemptions=max(timing.preemptions for timing in timings),
-    )

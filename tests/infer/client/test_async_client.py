@@ -9,7 +9,7 @@ import pytest
 
 from tk.core.errors import InvalidRequest, Overloaded, WorkerDied
 from tk.infer.client import connection
-from tk.infer.client.async_client import AsyncClient
+from tk.infer.client.client import AsyncClient
 from tk.infer.client.connection import Unavailable
 from tk.infer.engine.request.events import Delta, Done, Finished, Started
 from tk.infer.engine.request.request import CacheOptions, Request

@@ -11,7 +11,7 @@ import pytest
 
 from tk.cli.main import main
 from tk.core.errors import Overloaded
-from tk.infer.client.async_client import AsyncClient
+from tk.infer.client.client import AsyncClient
 from tk.infer.client.load_test import LoadTest, Observation, Workload
 from tk.infer.engine.request.events import Done, Event
 from tk.infer.engine.request.request import Request

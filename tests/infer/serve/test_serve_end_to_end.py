@@ -23,8 +23,7 @@ from tk.cli.main import main
 from tk.cli.serve import serve
 from tk.core.dtypes import COMPUTE_NAMES
 from tk.core.errors import InvalidRequest
-from tk.infer.client.async_client import AsyncClient
-from tk.infer.client.client import Client
+from tk.infer.client.client import AsyncClient, Client
 from tk.infer.client.connection import Unavailable
 from tk.infer.engine.kernels.native.binding.library import instruction_sets
 from tk.infer.engine.kv_formats import KV_DTYPES
