@@ -13,8 +13,9 @@ from tk.core.cpu import read_cpu
 from tk.infer.engine.kernels.sampler import numpy_sampler
 from tk.infer.engine.kernels.sampler.native_sampler import native_sampler
 from tk.infer.engine.kernels.sampler.sampler import Sample, run_sampler
-from tk.infer.engine.step.sampling_rows import SamplingRow, SamplingRows
+from tk.infer.engine.step.sampling_rows import SamplingRows
 from tk.infer.engine.step.token_counts import TokenCounts
+from tk.tests.infer.sampling_row import SamplingRow, pack
 
 VOCABULARIES = (32_000, 49_152, 128_256, 262_144)
 NUM_ROWS = (1, 8, 32)
@@ -50,7 +51,7 @@ def rows_of(options: dict[str, Any], num_rows: int, vocab: int, step: int) -> Sa
     if "repetition_penalty" in options:
         penalized = np.random.default_rng(7).choice(vocab, 3000, replace=False).tolist()
         counts = {"counts": TokenCounts(dict.fromkeys(penalized, 1))}
-    return SamplingRows.pack(
+    return pack(
         [
             SamplingRow(0, **{"temperature": 1.0, "seed": i, "new_number": step} | options | counts)
             for i in range(num_rows)

@@ -57,7 +57,7 @@ FLOORS: dict[str, dict[str, int]] = {
         "async_llm": 10,
         "perplexity": 11,
     },
-    "infer/engine/kernels": {"sampler": 0, "loading": 0, "cache_shape": 0, "backend": 1, "aten": 2, "native": 2},
+    "infer/engine/kernels": {"sampler": 0, "loading": 0, "backend": 1, "aten": 2, "native": 2},
     "infer/engine/kernels/native": {"binding": 0},
     "infer/engine/schedule": {"samples": 0, "step_cost": 0, "block_allocator": 1, "block_manager": 2, "waiting": 3},
     "infer/serve": {
@@ -97,7 +97,7 @@ FLOORS: dict[str, dict[str, int]] = {
 }
 # The modules that compute. All other modules, policies and clients among them, work without a deep-learning stack.
 COMPUTE: dict[str, str] = {
-    "infer.engine.kernels.aten": "coded_weight experts interpreter kv_cache model_runner paged_attention "
+    "infer.engine.kernels.aten": "experts interpreter kv_cache model_runner online_softmax paged_attention "
     "pages prepare prepared_weights row_tiles",
     "model": "activation attention balance decoder experts init loading mlp norm peers placement recompute rope",
     "parallel": "collectives cross_entropy functions host layers linear link_factory local_link mesh point_to_point "

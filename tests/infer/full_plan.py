@@ -9,8 +9,9 @@ import numpy as np
 
 from tk.infer.engine.schedule.samples.sample import Sample, ScheduledChunk
 from tk.infer.engine.step.running_plan import RunningPlan
-from tk.infer.engine.step.sampling_rows import NO_LOGPROBS, WITH_CANDIDATES, SamplingRow, SamplingRows
+from tk.infer.engine.step.sampling_rows import NO_LOGPROBS, WITH_CANDIDATES, ScoredRow
 from tk.infer.engine.step.token_counts import TokenCounts
+from tk.tests.infer.sampling_row import SamplingRow, pack
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,12 @@ class Planned:
 
 
 def full_plan(
-    planned: Sequence[Planned], block_size: int, stopping: Sequence[int] = (), scored: Sequence[SamplingRow] = ()
+    planned: Sequence[Planned], block_size: int, stopping: Sequence[int] = (), scored: Sequence[ScoredRow] = ()
 ) -> RunningPlan:
     """Returns the plan of a step whose tokens are all known by now."""
     tokens: list[int] = []
     positions, slots = [], []
-    rows = list(scored)
+    rows = list(map(SamplingRow.of, scored))
     tables = np.zeros((len(planned), max(len(chunk.blocks) for chunk in planned)), np.int32)
     for i, chunk in enumerate(planned):
         tokens += [*chunk.sample.tokens(chunk.start, chunk.stop), *chunk.proposals]
@@ -59,7 +60,7 @@ def full_plan(
         slots=np.concatenate(slots),
         span_length=np.array([chunk.stop + len(chunk.proposals) - chunk.start for chunk in planned], np.int32),
         block_tables=tables,
-        rows=SamplingRows.pack(sorted(rows, key=lambda row: row.token)),
+        rows=pack(sorted(rows, key=lambda row: row.token)),
     )
 
 

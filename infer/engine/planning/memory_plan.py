@@ -16,9 +16,8 @@ from ....model.config import ModelConfig
 from ....model.registry import decoder_spec
 from ..job import threads_per_rank
 from ..kernels.aten import sizes as aten
-from ..kernels.cache_shape import BlockBytes, CacheShape
 from ..kernels.native import sizes as native
-from ..kv_formats import kv_format
+from ..kv_formats import BlockBytes, CacheShape, kv_format
 from ..options import EngineOptions
 from ..program.lower import lower, serving_slices
 from ..program.quantization import Grouping, groupings

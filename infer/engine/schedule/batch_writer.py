@@ -8,7 +8,7 @@ import numpy as np
 
 from ....core.casts import Array
 from ..request.sampling_params import SamplingParams
-from ..step.sampling_rows import NO_LOGPROBS, NO_MASK, OPTION_COLUMNS, WITH_CANDIDATES, SamplingRow
+from ..step.sampling_rows import NO_LOGPROBS, NO_MASK, OPTION_COLUMNS, WITH_CANDIDATES, ScoredRow
 from ..step.step_message import OPENED, NextTokens, StepMessage
 from ..step.token_counts import TokenCounts
 from .samples.sample import UNKNOWN, Sample, ScheduledChunk, Status
@@ -60,7 +60,7 @@ class BatchWriter:
             self._decoding = []
 
     def write(
-        self, chunks: Sequence[ScheduledChunk], scored: Sequence[SamplingRow] = (), with_candidates: bool = False
+        self, chunks: Sequence[ScheduledChunk], scored: Sequence[ScoredRow] = (), with_candidates: bool = False
     ) -> StepMessage | NextTokens:
         """Returns the message of a step.
 
@@ -98,7 +98,7 @@ class BatchWriter:
         return blocks
 
     def _changes(
-        self, chunks: Sequence[ScheduledChunk], scored: Sequence[SamplingRow], with_candidates: bool
+        self, chunks: Sequence[ScheduledChunk], scored: Sequence[ScoredRow], with_candidates: bool
     ) -> StepMessage:
         decoding: list[Sample] = []
         spans, tokens, blocks, twins, forks = (array("i") for _ in range(5))

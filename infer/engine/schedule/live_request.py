@@ -14,7 +14,7 @@ from ..request.events import Done, Event, Failed, Finished, PromptLogprobs, Star
 from ..request.request import Request
 from ..request.sampling_params import SamplingParams
 from ..step.sampler_output import SamplerOutput
-from ..step.sampling_rows import SamplingRow
+from ..step.sampling_rows import ScoredRow
 from .samples.block_table import BlockKey, BlockTable, cache_fingerprint, root_digest
 from .samples.deltas import DeltaBuilder, Ending
 from .samples.logprobs import PromptScores, token_logprob
@@ -71,7 +71,7 @@ class LiveRequest:
         """Whether the request's last event is pending or delivered."""
         return self._num_unfinished == 0
 
-    def begin_chunk(self, chunk: ScheduledChunk, first: int) -> list[SamplingRow]:
+    def begin_chunk(self, chunk: ScheduledChunk, first: int) -> list[ScoredRow]:
         """Records that a step with a chunk of the prompt begins, and returns the rows that score tokens in it.
 
         Args:
@@ -84,7 +84,7 @@ class LiveRequest:
             self._report_prompt()
         return self._scores.rows(chunk, first)
 
-    def add_score(self, row: SamplingRow, result: SamplerOutput, index: int) -> None:
+    def add_score(self, row: ScoredRow, result: SamplerOutput, index: int) -> None:
         """Adds the result, at `index` of the step's results, of a row that `begin_chunk` returned."""
         if self._scores.add(row, result, index):
             self._report_prompt()

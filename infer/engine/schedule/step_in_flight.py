@@ -10,7 +10,7 @@ from ....core.errors import TkError
 from ..grammar.grammar import ALL_TOKENS, Matcher
 from ..options import MAX_HEAD_ROWS
 from ..step.sampler_output import SamplerOutput
-from ..step.sampling_rows import SamplingRow
+from ..step.sampling_rows import ScoredRow
 from .batch_writer import BatchWriter
 from .live_request import LiveRequest
 from .samples.sample import Sample, ScheduledChunk, Status
@@ -26,7 +26,7 @@ class WantedRow:
     request: LiveRequest
     sample: Sample
     position: int
-    scored: SamplingRow | None = None
+    scored: ScoredRow | None = None
     proposal: int | None = None
 
     @property
@@ -128,7 +128,7 @@ class StepInFlight:
 def prepare_step(planned: Sequence[tuple[ScheduledChunk, LiveRequest]], batch: BatchWriter) -> StepInFlight:
     """Returns the step of scheduled chunks, each with its request, and sends the first event of those that begin."""
     rows: list[WantedRow] = []
-    scored: list[SamplingRow] = []
+    scored: list[ScoredRow] = []
     first = 0
     for chunk, request in planned:
         sample = chunk.sample

@@ -7,8 +7,7 @@ import numpy as np
 from ....core.casts import Array
 from ....core.integers import ceil_div
 from .running_plan import RunningPlan
-from .sampled_rows import SampledRows
-from .sampling_rows import OPTION_COLUMNS, SamplingRow, SamplingRows
+from .sampling_rows import OPTION_COLUMNS, SampledRows, SamplingRows
 from .slot_entries import SlotEntries
 from .step_message import NextTokens, StepMessage
 
@@ -142,6 +141,6 @@ class PersistentBatch:
         )
         self._places = np.arange(len(sampled.slot), dtype=np.int64)
         if len(scored):
-            rows, self._places = rows.merge(SamplingRows.pack([SamplingRow(*row) for row in scored.tolist()]))
+            rows, self._places = rows.merge(SamplingRows.scoring(scored))
         self._sampled, self._own = sampled, tokens[sampled.token]
         return rows

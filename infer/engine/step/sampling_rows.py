@@ -1,14 +1,13 @@
-"""The rows of logits of a step, each with its options: one by one, and as columns, which the samplers read."""
+"""The rows of logits of a step with their options, as columns, which the samplers read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from ....core.casts import Array
 from ..request.sampling_params import OPTIONS
-from .token_counts import TokenCounts
 
 SAMPLE: Final = -1  # the target of a row whose token the sampler chooses
 NO_LOGPROBS: Final = -1
@@ -16,53 +15,44 @@ NO_MASK: Final = -1
 WITH_CANDIDATES: Final = -2  # the mask of a row whose candidates the engine chooses among
 # The columns of the samplers' options, and the types of their values.
 OPTION_COLUMNS: Final = {name: each.column for name, each in OPTIONS.items() if each.column is not None}
-_COLUMNS: Final = {
+COLUMNS: Final = {
     **dict.fromkeys(("token", "target", "num_top", "sample_index", "new_number", "mask"), "<i4"),
     **OPTION_COLUMNS,
     "seed": "<u8",
 }
-_NOTHING: Final = (np.empty(0, np.int32), np.empty(0, np.int32))
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRow:
-    """A position whose logits the step computes, to choose the next token or to score a known one.
-
-    Attributes without an entry are those of SamplingParams.
+class ScoredRow(NamedTuple):
+    """A row that scores a known token, without other options.
 
     Attributes:
-        token: the index of the position among the step's packed tokens.
-        target: SAMPLE, or the token id to score.
+        token: the index of its position among the step's packed tokens.
+        target: the token id to score.
         num_top: the number of alternatives to report, or NO_LOGPROBS.
-        seed: the seed of the noise.
-        sample_index, new_number: the counter of the noise: the number of the sample and of its new token.
-        bias: token id -> the value to add to its logit; -inf bans the token.
-        counts: the tokens under penalties, as they are when the row is packed.
-        mask: the number of its mask among the step's masks; NO_MASK: all tokens are allowed; WITH_CANDIDATES:
-            all are, and the best ones are reported. Then neither filters nor log-probabilities are requested.
     """
 
     token: int
-    target: int = SAMPLE
+    target: int
     num_top: int = NO_LOGPROBS
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int = 0
-    sample_index: int = 0
-    new_number: int = 0
-    bias: Mapping[int, float] | None = None
-    counts: TokenCounts | None = None
-    mask: int = NO_MASK
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """All rows of a step as columns; `bias_*` and `count_*` are lists of (row, token id, value)."""
+    """All rows of a step as columns; `bias_*` and `count_*` are lists of (row, token id, value).
+
+    Attributes without an entry are those of SamplingParams.
+
+    Attributes:
+        token: the index of the position among the step's packed tokens, whose logits the step computes.
+        target: SAMPLE, or the token id to score: then options do not count.
+        num_top: the number of alternatives to report, or NO_LOGPROBS.
+        seed: the seed of the noise.
+        sample_index, new_number: the counter of the noise: the number of the sample and of its new token.
+        mask: the number of its mask among the step's masks; NO_MASK: all tokens are allowed; WITH_CANDIDATES: all are,
+            and the best ones are reported. Then neither filters nor log-probabilities are requested.
+        bias_value: the value to add to a logit; -inf bans the token.
+        count_value: how often a token under penalties has occurred before the row.
+    """
 
     token: Array  # int32 [R]
     target: Array  # int32 [R]
@@ -134,20 +124,12 @@ class SamplingRows:
         return SamplingRows(**columns), place[: len(self)].astype(np.int64)
 
     @staticmethod
-    def pack(rows: Sequence[SamplingRow]) -> "SamplingRows":
-        """Converts rows to columns."""
-        bias = [_bias_columns(row.bias) if row.bias else _NOTHING for row in rows]
-        counts = [row.counts.columns() if row.counts else _NOTHING for row in rows]
-        columns = {name: np.array([getattr(row, name) for row in rows], dtype) for name, dtype in _COLUMNS.items()}
-        return SamplingRows(
-            **columns,
-            **entries("bias", bias, np.float32),
-            **entries("count", counts, np.int32),
-        )
-
-
-def _bias_columns(bias: Mapping[int, float]) -> tuple[Array, Array]:
-    return np.array(list(bias), np.int32), np.array(list(bias.values()), np.float32)
+    def scoring(scored: Array) -> "SamplingRows":
+        """Returns rows that score known tokens, from the values of `ScoredRow`: int32 [R, 3]."""
+        zeros = {name: np.zeros(len(scored), dtype) for name, dtype in COLUMNS.items()}
+        token, target, num_top = scored.T
+        rows = zeros | {"token": token, "target": target, "num_top": num_top, "mask": zeros["mask"] + np.int32(NO_MASK)}
+        return SamplingRows(**rows, **entries("bias", (), np.float32), **entries("count", (), np.int32))
 
 
 def entries(name: str, of_rows: Sequence[tuple[Array, Array]], dtype: type[np.generic]) -> dict[str, Array]:
@@ -167,3 +149,53 @@ def entries(name: str, of_rows: Sequence[tuple[Array, Array]], dtype: type[np.ge
         f"{name}_token": np.concatenate([np.empty(0, np.int32), *(tokens for tokens, _ in of_rows)]),
         f"{name}_value": np.concatenate([np.empty(0, dtype), *(values for _, values in of_rows)], dtype=dtype),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """The rows in the order of their tokens; those of a slot stand together.
+
+    Attributes:
+        slot: the slot of each row.
+        token: the row's token among the step's packed tokens.
+        number: the number of the new token that it samples.
+        mask: the number of its mask, or NO_MASK, as it is behind proposals.
+        num_proposals: how many proposals stand between the slot's last token and the row's new one.
+    """
+
+    slot: Array  # int32 [N]
+    token: Array  # int32 [N]
+    number: Array  # int32 [N]
+    mask: Array  # int32 [N]
+    num_proposals: Array  # int32 [N]
+
+    @staticmethod
+    def of(first_rows: Array, num_rows: Array) -> "SampledRows":
+        """Returns the rows of spans.
+
+        Args:
+            first_rows: slot, token, number and mask of the first row of each span: int32 [4, S].
+            num_rows: the number of rows of each: int32 [S].
+        """
+        spans = np.flatnonzero(num_rows)
+        first_rows, num_rows = first_rows[:, spans], num_rows[spans]
+        if int(num_rows.max(initial=1)) == 1:
+            slot, token, number, mask = np.ascontiguousarray(first_rows)
+            return SampledRows(slot, token, number, mask, np.zeros(len(spans), np.int32))
+        first = np.cumsum(num_rows, dtype=np.int32) - num_rows
+        within = np.arange(int(num_rows.sum()), dtype=np.int32) - np.repeat(first, num_rows)
+        slot, token, number, mask = np.repeat(first_rows, num_rows, axis=1)
+        return SampledRows(slot, token + within, number + within, mask, within)
+
+    def come_true(self, sampled: Array, given: Array) -> Array:
+        """Returns which rows count, because the samples before them equal the proposals: bool [N].
+
+        Args:
+            sampled: the tokens that the rows sampled: int32 [N].
+            given: the rows' own tokens, which are proposals but for the first of each slot: int32 [N].
+        """
+        is_wrong = self.num_proposals > 0
+        is_wrong[1:] &= sampled[:-1] != given[1:]
+        num_wrong = np.cumsum(is_wrong)
+        found: Array = num_wrong == num_wrong[np.arange(len(num_wrong)) - self.num_proposals]
+        return found

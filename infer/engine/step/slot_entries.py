@@ -5,8 +5,7 @@ from typing import Final
 import numpy as np
 
 from ....core.casts import Array
-from .sampled_rows import SampledRows
-from .sampling_rows import entries
+from .sampling_rows import SampledRows, entries
 from .step_message import StepMessage
 from .token_counts import TokenCounts
 

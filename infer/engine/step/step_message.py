@@ -16,7 +16,7 @@ import numpy as np
 from ....core.casts import Array
 from .sampling_rows import OPTION_COLUMNS
 
-# A row of `opened`; the names that SamplingRow has too mean the same.
+# A row of `opened`; the names that SamplingRows has too mean the same.
 OPENED: Final = np.dtype(
     [
         *((name, "<i4") for name in ("slot", "num_top", "sample_index", "min_new_tokens")),

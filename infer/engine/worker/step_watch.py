@@ -43,7 +43,6 @@ class StepWatch:
         state_of: Callable[[int], ProcessState] = ProcessState.of,
     ) -> None:
         self._timeout, self._report, self._clock, self._state_of = timeout, report, clock, state_of
-        self._soonest = SECONDS_LATE if timeout is None else min(SECONDS_LATE, timeout)  # before, no step is late
         self._seen: tuple[ProcessState, ...] = ()
         self._reported_at: float | None = None  # None: they do not hang, as far as is known
         self._predict: Callable[[], float] | None = None  # of the step; None: there is none
@@ -58,6 +57,11 @@ class StepWatch:
         self._predict, self._expected = predict, -1.0
         self._seconds, self._counted_at = 0.0, self._clock()  # how long it has taken, until when
         self._looked_at, self._seen = 0.0, ()
+
+    @property
+    def _soonest(self) -> float:
+        """The seconds before which no step is late."""
+        return SECONDS_LATE if self._timeout is None else min(SECONDS_LATE, self._timeout)
 
     @property
     def seconds_to_look(self) -> float:

@@ -15,7 +15,7 @@ from .....model.activation import swiglu
 from .....parallel.collectives import tree_sum
 from .....parallel.products import linear
 from ...program.operations import Route, RunExperts
-from .coded_weight import CodedWeight
+from .prepared_weights import CodedWeight
 from .row_tiles import SMALLEST
 
 ExpertRows: TypeAlias = torch.Tensor | CodedWeight  # the weights of all experts, one below the other

@@ -19,9 +19,8 @@ from .....core.integers import ceil_div, round_up
 from ...options import ATTENTION_TILE
 from ...step.running_plan import TokenSpan
 from .kv_cache import KVCache
+from .online_softmax import QUERY_ROWS, KeyTiles, OnlineSoftmax, Partial, attend_to_tiles, query_tiles
 
-QUERY_ROWS: Final = 16
-_LOWEST: Final = -3e38  # the maximum of no scores: finite, so that differences are never NaN
 _MAX_READ: Final = 2**23  # the most elements of keys, in fp32, that decoding gathers at once
 
 
@@ -41,14 +40,6 @@ class _DecodeGroup:
     blocks: torch.Tensor
     hidden: torch.Tensor
     near: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class _Decode:
-    """The spans of one token, longest context first."""
-
-    tokens: torch.Tensor
-    groups: tuple[_DecodeGroup, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +63,16 @@ class _Prefill:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The plan of one forward pass for all layers with the same window."""
+    """The plan of one forward pass for all layers with the same window.
 
-    window: int | None
-    decode: _Decode | None
+    Attributes:
+        decoding: the spans of one token, longest context first, by their tokens; None without any.
+        groups: the tiles of these.
+        prefills: the other spans.
+    """
+
+    decoding: torch.Tensor | None
+    groups: tuple[_DecodeGroup, ...]
     prefills: tuple[_Prefill, ...]
 
 
@@ -114,18 +111,21 @@ class PagedAttention:
         plan = self._plans.get(window) or self._plans.setdefault(window, self._plan(window))
         q_TKGE = (self.cache.rotate(q_THE).float() * self.head_dim**-0.5).unflatten(1, (self.num_kv_heads, self.group))
         out_TKGE = torch.zeros_like(q_TKGE)
-        if plan.decode is not None:
-            self._run_decode(layer, plan.decode, q_TKGE, out_TKGE)
+        if plan.decoding is not None:
+            out_TKGE[plan.decoding] = self._decoded(layer, plan.groups, q_TKGE[plan.decoding])
         for span in plan.prefills:
-            self._run_prefill(layer, span, plan.window, q_TKGE, out_TKGE)
+            tokens = slice(span.first, span.first + span.length)
+            out_TKGE[tokens] = self._prefilled(layer, span, window, q_TKGE[tokens])
         return self.cache.rotate(out_TKGE).flatten(1, 2).to(q_THE.dtype)
 
     def _plan(self, window: int | None) -> _Plan:
         single = sorted((span for span in self.spans if span.stop - span.start == 1), key=lambda span: -span.stop)
         prefills = tuple(self._plan_prefill(span, window) for span in self.spans if span.stop - span.start > 1)
-        return _Plan(window, self._plan_decode(single, window) if single else None, prefills)
+        if not single:
+            return _Plan(None, (), prefills)
+        return _Plan(self._tensor([span.first for span in single]), self._plan_groups(single, window), prefills)
 
-    def _plan_decode(self, spans: Sequence[TokenSpan], window: int | None) -> _Decode:
+    def _plan_groups(self, spans: Sequence[TokenSpan], window: int | None) -> tuple[_DecodeGroup, ...]:
         tables = [self._tiles(span) for span in spans]
         limit = max(1, _MAX_READ // (ATTENTION_TILE * self.num_kv_heads * self.head_dim))
         groups: list[_DecodeGroup] = []
@@ -137,7 +137,7 @@ class PagedAttention:
                 pairs = []
             pairs += here
         groups.append(self._plan_group(spans, tables, pairs, window))
-        return _Decode(self._tensor([span.first for span in spans]), tuple(groups))
+        return tuple(groups)
 
     def _plan_group(
         self,
@@ -150,7 +150,7 @@ class PagedAttention:
         query_P = self._tensor([spans[i].stop - 1 - tile * ATTENTION_TILE for tile, i in pairs])
         keys_C, query_P1 = torch.arange(ATTENTION_TILE, device=self.device), query_P.unsqueeze(-1)
         hidden_PC = _hidden(keys_C, query_P1, window)
-        near_PC = self._own(keys_C, query_P1) | self._first(keys_C, self._tensor(tiles).unsqueeze(-1))
+        near_PC = self._near(keys_C, query_P1, self._tensor(tiles).unsqueeze(-1))
         return _DecodeGroup(
             counts=tuple(tiles.count(tile) for tile in range(tiles[0], tiles[-1] + 1)),
             sequence=self._tensor([i for _, i in pairs]),
@@ -163,13 +163,13 @@ class PagedAttention:
         """Copies numbers to the device."""
         return torch.tensor(numbers, dtype=torch.int64).to(self.device)
 
-    def _own(self, keys: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-        """Returns the mask of the keys in a query's own block; positions are counted from the start of any tile."""
-        return keys // self.cache.block_size == query // self.cache.block_size
+    def _near(self, keys: torch.Tensor, query: torch.Tensor, tile: torch.Tensor | int) -> torch.Tensor:
+        """Returns the mask of the keys of a tile in a query's own block, or in the first one of their sequence.
 
-    def _first(self, keys: torch.Tensor, tile: torch.Tensor | int) -> torch.Tensor:
-        """Returns the mask of the keys of a tile that are in their sequence's first block."""
-        return (keys < self.cache.block_size) & (tile == 0)
+        Positions are counted from the start of any tile.
+        """
+        size = self.cache.block_size
+        return (keys // size == query // size) | (keys < size) & (tile == 0)
 
     def _plan_prefill(self, span: TokenSpan, window: int | None) -> _Prefill:
         length = span.stop - span.start
@@ -178,11 +178,11 @@ class PagedAttention:
         first_tile = _first_tile(span.start, window)
         return _Prefill(span.first, length, positions.view(-1, QUERY_ROWS), first_tile, self._tiles(span))
 
-    def _read(self, layer: int, blocks_PN: torch.Tensor) -> "_Tiles":
+    def _read(self, layer: int, blocks_PN: torch.Tensor) -> KeyTiles:
         keys, values = self.cache.read(layer, self.cache.pages(blocks_PN), self.blocks_per_tile)
         if not self.cache.has_twins:
-            return _Tiles(keys, values)
-        return _Tiles(keys, values, *self.cache.read_twins(layer, self.cache.twins(blocks_PN), self.blocks_per_tile))
+            return KeyTiles(keys, values)
+        return KeyTiles(keys, values, *self.cache.read_twins(layer, self.cache.twins(blocks_PN), self.blocks_per_tile))
 
     def _tiles(self, span: TokenSpan) -> torch.Tensor:
         """Cuts the block table into tiles, [tiles, blocks per tile], padded with the null block."""
@@ -192,25 +192,26 @@ class PagedAttention:
         table[:used] = torch.from_numpy(span.block_table[:used].astype("int64"))
         return table.view(num_tiles, self.blocks_per_tile).to(self.device)
 
-    def _run_decode(self, layer: int, plan: _Decode, q_TKGE: torch.Tensor, out_TKGE: torch.Tensor) -> None:
-        q_SKQRE = _query_tiles(q_TKGE[plan.tokens])
+    def _decoded(self, layer: int, groups: Sequence[_DecodeGroup], q_SKGE: torch.Tensor) -> torch.Tensor:
+        """Returns the attention of the decoding sequences, [S, K, G, E]."""
+        q_SKQRE = query_tiles(q_SKGE)
         softmax = OnlineSoftmax()
-        for part in plan.groups:
+        for part in groups:
             queries = q_SKQRE[part.sequence].flatten(0, 1)
-            partial = _attend(queries, self._read(layer, part.blocks), part.hidden, part.near)
+            partial = attend_to_tiles(queries, self._read(layer, part.blocks), part.hidden, part.near)
             done = 0
             for count in part.counts:
                 rows = slice(done * self.num_kv_heads, (done + count) * self.num_kv_heads)
-                softmax.merge(partial.part(rows), (slice(count * self.num_kv_heads),))
+                own = Partial(partial.largest[rows], partial.total[rows], partial.values[rows])
+                softmax.merge(own, (slice(count * self.num_kv_heads),))
                 done += count
         rows_SKNE = softmax.result().flatten(1, 2).unflatten(0, (-1, self.num_kv_heads))
-        out_TKGE[plan.tokens] = rows_SKNE[:, :, : self.group]
+        decoded: torch.Tensor = rows_SKNE[:, :, : self.group]
+        return decoded
 
-    def _run_prefill(
-        self, layer: int, plan: _Prefill, window: int | None, q_TKGE: torch.Tensor, out_TKGE: torch.Tensor
-    ) -> None:
-        span = slice(plan.first, plan.first + plan.length)
-        q_KQRE = _query_tiles(q_TKGE[span].transpose(0, 1).flatten(1, 2))
+    def _prefilled(self, layer: int, plan: _Prefill, window: int | None, q_TKGE: torch.Tensor) -> torch.Tensor:
+        """Returns the attention of a span of T tokens, [T, K, G, E]."""
+        q_KQRE = query_tiles(q_TKGE.transpose(0, 1).flatten(1, 2))
         softmax = OnlineSoftmax()
         for tile, blocks in enumerate(plan.tiles[plan.first_tile :], plan.first_tile):
             begin = tile * ATTENTION_TILE
@@ -218,11 +219,14 @@ class PagedAttention:
             keys_C = begin + torch.arange(ATTENTION_TILE, device=self.device)
             query_QR1 = plan.positions_QR[unseeing:].unsqueeze(-1)
             hidden_QRC = _hidden(keys_C, query_QR1, window)
-            near_QRC = self._own(keys_C, query_QR1) | self._first(keys_C, tile)
-            partial = _attend(q_KQRE[:, unseeing:], self._read(layer, blocks.unsqueeze(0)), hidden_QRC, near_QRC)
+            near_QRC = self._near(keys_C, query_QR1, tile)
+            partial = attend_to_tiles(
+                q_KQRE[:, unseeing:], self._read(layer, blocks.unsqueeze(0)), hidden_QRC, near_QRC
+            )
             softmax.merge(partial, (slice(None), slice(unseeing, None)))
         rows_KNE = softmax.result().flatten(1, 2)[:, : plan.length * self.group]
-        out_TKGE[span] = rows_KNE.unflatten(1, (plan.length, self.group)).transpose(0, 1)
+        prefilled: torch.Tensor = rows_KNE.unflatten(1, (plan.length, self.group)).transpose(0, 1)
+        return prefilled
 
 
 def _hidden(keys: torch.Tensor, query: torch.Tensor, window: int | None) -> torch.Tensor:
@@ -234,89 +238,3 @@ def _hidden(keys: torch.Tensor, query: torch.Tensor, window: int | None) -> torc
 def _first_tile(query: int, window: int | None) -> int:
     """Returns the first tile that a query at that position sees; leaving out earlier tiles changes no bit."""
     return 0 if window is None else max(0, query - window + 1) // ATTENTION_TILE
-
-
-@dataclass(frozen=True, slots=True)
-class Partial:
-    """The softmax over a part of the keys.
-
-    Attributes:
-        largest: the largest score of each row.
-        total: the sum of exp(score - largest) of each row.
-        values: the sum of the values, weighted by exp(score - largest).
-    """
-
-    largest: torch.Tensor  # [N, Q, R, 1]
-    total: torch.Tensor  # [N, Q, R, 1]
-    values: torch.Tensor  # [N, Q, R, E]
-
-    def part(self, rows: slice) -> "Partial":
-        """Returns a slice of the first dim."""
-        return Partial(self.largest[rows], self.total[rows], self.values[rows])
-
-
-class OnlineSoftmax:
-    """The merge of partial results over consecutive tiles of keys; the first result covers every row."""
-
-    def __init__(self) -> None:
-        self._state: Partial | None = None
-
-    def merge(self, new: Partial, where: tuple[slice, ...]) -> None:
-        """Adds the partial result of further keys for the rows `where`."""
-        if self._state is None:
-            self._state = new
-            return
-        old_largest, old_total, old_values = (
-            x[where] for x in (self._state.largest, self._state.total, self._state.values)
-        )
-        largest = torch.maximum(old_largest, new.largest)
-        keep, add = torch.exp(old_largest - largest), torch.exp(new.largest - largest)
-        self._state.total[where] = old_total * keep + new.total * add
-        self._state.values[where] = old_values * keep + new.values * add
-        self._state.largest[where] = largest
-
-    def result(self) -> torch.Tensor:
-        """Returns the attention's output, [N, Q, R, E]."""
-        assert self._state is not None
-        return self._state.values / self._state.total
-
-
-@dataclass(frozen=True, slots=True)
-class _Tiles:
-    """Keys and values of N tiles, each fp32 [N, C, E], and their twins if there are any."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    key_twins: torch.Tensor | None = None
-    value_twins: torch.Tensor | None = None
-
-
-def _attend(q_NQRE: torch.Tensor, tiles: _Tiles, hidden: torch.Tensor, near: torch.Tensor) -> Partial:
-    """Computes the attention of query tiles to one tile of keys each; the masks broadcast to [N, Q, R, C]."""
-    scores_NQRC = _products(q_NQRE, tiles.keys.transpose(1, 2))
-    if tiles.key_twins is not None:
-        scores_NQRC = torch.where(near, _products(q_NQRE, tiles.key_twins.transpose(1, 2)), scores_NQRC)
-    scores_NQRC.masked_fill_(hidden, -torch.inf)
-    largest_NQR1 = scores_NQRC.amax(dim=-1, keepdim=True).clamp_min_(_LOWEST)
-    weights_NQRC = scores_NQRC.sub_(largest_NQR1).exp_()
-    if tiles.value_twins is None:
-        values_NQRE = _products(weights_NQRC, tiles.values)
-    else:
-        far, close = weights_NQRC.masked_fill(near, 0.0), weights_NQRC.masked_fill(~near, 0.0)
-        values_NQRE = _products(far, tiles.values) + _products(close, tiles.value_twins)
-    return Partial(largest_NQR1, weights_NQRC.sum(dim=-1, keepdim=True), values_NQRE)
-
-
-def _products(a_NQRX: torch.Tensor, b_NXY: torch.Tensor) -> torch.Tensor:
-    """Multiplies [N, Q, R, X] by [N, X, Y] to [N, Q, R, Y], as N * Q products of one shape, without copying b."""
-    if a_NQRX.shape[1] == 1:
-        return torch.bmm(a_NQRX.squeeze(1), b_NXY).unsqueeze(1)
-    pieces = [torch.bmm(a_QRX, b_XY.expand(len(a_QRX), -1, -1)) for a_QRX, b_XY in zip(a_NQRX, b_NXY, strict=True)]
-    return torch.stack(pieces)
-
-
-def _query_tiles(q_NE: torch.Tensor) -> torch.Tensor:
-    """Cuts [..., n, E] into tiles [..., Q, 16, E], padded with rows of zeros."""
-    missing = -q_NE.shape[-2] % QUERY_ROWS
-    padded: torch.Tensor = torch.nn.functional.pad(q_NE, (0, 0, 0, missing))
-    return padded.unflatten(-2, (-1, QUERY_ROWS))  # type: ignore[no-any-return]

@@ -2,11 +2,10 @@
 
 from typing import Final
 
-from ...kv_formats import kv_format
+from ...kv_formats import BlockBytes, CacheShape, kv_format
 from ...options import MAX_HEAD_ROWS
 from ...program.lower import Program
 from ...program.operations import Head
-from ..cache_shape import BlockBytes, CacheShape
 from ..sampler.block import scratch_bytes
 
 _FLOAT: Final = 4  # bytes, at most, of an activation

@@ -5,8 +5,8 @@ import numpy as np
 from .....checkpoint.read.shared_read import ALONE, Peers
 from .....core.casts import Array
 from .....core.integers import ceil_div
+from ...kv_formats import CacheShape
 from ...program.lower import Program, frequencies
-from ..cache_shape import CacheShape
 from ..sampler.block import results_bytes
 from .binding.memory import aligned, floats, lazy
 from .binding.structures import KEY_SPLIT, SHARED_ITEMS, Buffer, NativeModel

@@ -3,9 +3,8 @@
 import numpy as np
 
 from .....core.casts import Array
-from ...kv_formats import INT8, hadamard_size, kv_format
+from ...kv_formats import INT8, CacheShape, hadamard_size, kv_format
 from ...program.lower import Program
-from ..cache_shape import CacheShape
 from .binding.memory import lazy
 from .binding.structures import Format, NativeModel
 from .sizes import PageSize, block_bytes

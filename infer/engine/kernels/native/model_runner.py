@@ -8,14 +8,13 @@ import numpy as np
 
 from .....checkpoint.read.shared_read import ALONE, Peers
 from .....core.casts import Array
+from ...kv_formats import CacheShape
 from ...program.lower import Program
-from ...program.operations import Head
 from ...step.channel import Channel
 from ...step.running_plan import RunningPlan
 from ...step.sampler_output import SamplerOutput
 from ...step.sampling_rows import SamplingRows
 from ..backend import Backend, DecodedAhead, Masks, no_masks
-from ..cache_shape import CacheShape
 from ..sampler.native_sampler import native_sampler
 from ..sampler.sampler import run_sampler
 from .binding.library import Kernels
@@ -73,8 +72,6 @@ class NativeRunner(Backend):
         sampler = native_sampler()
         self._sampler = StepSampler(sampler, self._buffers, program.vocab_size, threads) if sampler else None
         self.kv_bytes = self._cache.num_bytes
-        head = next(each.matrix for each in program.operations if isinstance(each, Head))
-        self._rows_of_rank = head.out_features
         self._assigned: AssignedPlan | None = None
         kernels.start_threads(byref(model), threads)
 
@@ -161,5 +158,6 @@ class NativeRunner(Backend):
 
     def _logits(self, num_rows: int) -> Array:
         """Returns the logits of all ranks without padding; a view on one rank."""
-        parts = self._buffers.logits[:num_rows, :, : self._rows_of_rank]
-        return parts.reshape(num_rows, parts.shape[1] * self._rows_of_rank)[:, : self._program.vocab_size]
+        rows_of_rank = self._operations[-1].matrix.outputs  # those of the head, which is last
+        parts = self._buffers.logits[:num_rows, :, :rows_of_rank]
+        return parts.reshape(num_rows, parts.shape[1] * rows_of_rank)[:, : self._program.vocab_size]

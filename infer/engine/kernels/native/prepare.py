@@ -8,10 +8,9 @@ from .....core.dtypes import BF16, by_name
 from .....core.errors import ConfigError
 from .....core.process import freed_memory_returned
 from ...job import Job
-from ...kv_formats import kv_format
+from ...kv_formats import CacheShape, kv_format
 from ...program.lower import Program
 from ...program.weights import LoadParams
-from ..cache_shape import CacheShape
 from ..loading import load_weights
 from .binding.library import BF16_SETS, Kernels, instruction_sets, load_kernels
 from .binding.structures import MAX_RANKS, PANEL

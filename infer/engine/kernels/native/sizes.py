@@ -6,11 +6,10 @@ from typing import Final
 
 from .....core.dtypes import BF16
 from .....core.integers import ceil_div, round_up
-from ...kv_formats import GROUP, INT8, VectorFormat, kv_format
+from ...kv_formats import GROUP, INT8, BlockBytes, CacheShape, VectorFormat, kv_format
 from ...options import MAX_HEAD_ROWS
 from ...program.lower import Program
 from ...program.operations import Head, Route, RunExperts
-from ..cache_shape import BlockBytes, CacheShape
 from ..sampler.block import results_bytes, scratch_bytes
 from .binding.memory import LARGE_PAGE
 from .binding.structures import (

@@ -4,7 +4,7 @@ from .....text.tokenizer import Tokenizer
 from ...request.events import PROMPT_LOGPROBS_PER_EVENT, TokenLogprob, TopLogprob
 from ...request.request import Request
 from ...step.sampler_output import SamplerOutput
-from ...step.sampling_rows import SamplingRow
+from ...step.sampling_rows import ScoredRow
 from .sample import ScheduledChunk
 
 
@@ -47,7 +47,7 @@ class PromptScores:
         self.known: list[TokenLogprob] = []
         self._first_visible: int | None = None
 
-    def rows(self, chunk: ScheduledChunk, first: int) -> list[SamplingRow]:
+    def rows(self, chunk: ScheduledChunk, first: int) -> list[ScoredRow]:
         """Returns the rows that score tokens in a chunk, whose first token has the index `first` in the step."""
         num_top, sample, prompt = self._request.params.prompt_logprobs, chunk.sample, self._request.token_ids
         if num_top is None or sample.index:
@@ -58,9 +58,9 @@ class PromptScores:
         stop = min(chunk.start + chunk.length + 1, sample.num_prompt)
         wanted = range(max(chunk.start + 1, self._next_scored), stop)
         self._next_scored = max(1, self._next_scored, stop)
-        return [SamplingRow(first + i - 1 - chunk.start, target=prompt[i], num_top=num_top) for i in wanted]
+        return [ScoredRow(first + i - 1 - chunk.start, target=prompt[i], num_top=num_top) for i in wanted]
 
-    def add(self, row: SamplingRow, result: SamplerOutput, index: int) -> bool:
+    def add(self, row: ScoredRow, result: SamplerOutput, index: int) -> bool:
         """Adds the result, at `index` of a step's results, of a row; returns whether they fill an event."""
         is_first = self._next_reported + len(self.known) <= self._place_of_text()
         self.known.append(token_logprob(self._tokenizer, row.num_top, result, index, is_first))

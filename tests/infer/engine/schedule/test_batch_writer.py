@@ -9,7 +9,7 @@ from tk.infer.engine.grammar.grammar import Matcher
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.engine.schedule.batch_writer import BatchWriter, count_tokens
 from tk.infer.engine.schedule.samples.sample import UNKNOWN, Sample, ScheduledChunk, Status
-from tk.infer.engine.step.sampling_rows import SamplingRow
+from tk.infer.engine.step.sampling_rows import ScoredRow
 from tk.infer.engine.step.step_message import NextTokens, StepMessage
 from tk.tests.infer.engine.schedule.new_sample import new_sample
 
@@ -29,7 +29,7 @@ def writer(num_slots: int = 2) -> BatchWriter:
 
 
 def changes(
-    batch: BatchWriter, chunks: collections.abc.Sequence[ScheduledChunk], scored: tuple[SamplingRow, ...] = ()
+    batch: BatchWriter, chunks: collections.abc.Sequence[ScheduledChunk], scored: tuple[ScoredRow, ...] = ()
 ) -> StepMessage:
     """Writes a step that is not the plain continuation of the step before."""
     message = batch.write(chunks, scored)
@@ -164,7 +164,7 @@ def test_stop_tokens_are_banned_where_there_is_a_least_number_of_tokens() -> Non
 def test_scored_rows_and_twins_are_part_of_the_message() -> None:
     batch, sample = writer(), running()
     sample.table.twins = [7, 0]
-    message = changes(batch, [chunk(sample)], (SamplingRow(1, target=12, num_top=3),))
+    message = changes(batch, [chunk(sample)], (ScoredRow(1, target=12, num_top=3),))
     assert message.scored.tolist() == [[1, 12, 3]]
     assert message.twins.tolist() == [[7, 0]]
     assert sample.table.twins == []

@@ -17,7 +17,7 @@ from tk.infer.engine.schedule.scheduler import Scheduler
 from tk.infer.engine.schedule.waiting.admission import Limits
 from tk.infer.engine.step.persistent_batch import PersistentBatch
 from tk.infer.engine.step.running_plan import RunningPlan
-from tk.infer.engine.step.sampling_rows import SAMPLE, SamplingRow, SamplingRows
+from tk.infer.engine.step.sampling_rows import SAMPLE, SamplingRows, ScoredRow
 from tk.infer.engine.step.step_message import NextTokens, decode_message
 from tk.tests.infer.engine.schedule.new_sample import new_sample
 from tk.tests.infer.full_plan import Planned, full_plan
@@ -126,17 +126,17 @@ class Traffic:
         self.live.remove(sample)
         self.seen["preempted"] += sample.preemptions
 
-    def scored(self, chunks: list[ScheduledChunk]) -> list[SamplingRow]:
+    def scored(self, chunks: list[ScheduledChunk]) -> list[ScoredRow]:
         """Returns rows for some tokens of the longer chunks."""
         rows, first = [], 0
         for chunk in chunks:
             places = range(chunk.stop - chunk.start - 1)
-            rows += [SamplingRow(first + i, i, i % 3) for i in places if self.random.random() < 0.2]
+            rows += [ScoredRow(first + i, i, i % 3) for i in places if self.random.random() < 0.2]
             first += chunk.length
         return rows
 
     def run(self, steps: int) -> None:
-        flights: list[tuple[bytes, list[Planned], list[SamplingRow]]] = []
+        flights: list[tuple[bytes, list[Planned], list[ScoredRow]]] = []
         for number in range(steps):
             while any(chunk.proposals for _, planned, _ in flights for chunk in planned):
                 self.compute(*flights.pop(0))
@@ -164,7 +164,7 @@ class Traffic:
                 self.compute(*flights.pop(0))
             self.scheduler.check_integrity()
 
-    def compute(self, message: bytes, planned: list[Planned], scored: list[SamplingRow]) -> None:
+    def compute(self, message: bytes, planned: list[Planned], scored: list[ScoredRow]) -> None:
         decoded = decode_message(message)
         if isinstance(decoded, NextTokens):
             self.seen["went on"] += 1

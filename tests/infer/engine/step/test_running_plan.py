@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tk.infer.engine.step.running_plan import RunningPlan, spans_within
-from tk.infer.engine.step.sampling_rows import SamplingRow, SamplingRows
+from tk.tests.infer.sampling_row import SamplingRow, pack
 
 
 def plan() -> RunningPlan:
@@ -15,7 +15,7 @@ def plan() -> RunningPlan:
         slots=np.array([16, 17, 18, 41, 52, 53], np.int32),
         span_length=np.array([3, 1, 2], np.int32),
         block_tables=np.array([[1, 0], [2, 5], [3, 0]], np.int32),
-        rows=SamplingRows.pack([SamplingRow(2), SamplingRow(5)]),
+        rows=pack([SamplingRow(2), SamplingRow(5)]),
     )
 
 
@@ -45,7 +45,7 @@ def test_a_plan_advances_in_the_arrays_that_it_has() -> None:
         slots=np.array([7, 33], np.int32),
         span_length=np.ones(2, np.int32),
         block_tables=np.array([[1, 5, 0], [2, 4, 8]], np.int32),
-        rows=SamplingRows.pack([SamplingRow(0, new_number=4), SamplingRow(1)]),
+        rows=pack([SamplingRow(0, new_number=4), SamplingRow(1)]),
         generation=3,
     )
     assert plan.can_advance

@@ -20,7 +20,7 @@ from tk.infer.engine.schedule.batch_writer import BatchWriter
 from tk.infer.engine.schedule.samples.sample import ScheduledChunk
 from tk.infer.engine.step.channel import Frame, error_from, receive, send
 from tk.infer.engine.step.sampler_output import SamplerOutput
-from tk.infer.engine.step.sampling_rows import SamplingRow
+from tk.infer.engine.step.sampling_rows import ScoredRow
 from tk.infer.engine.worker.worker import work
 from tk.tests.infer.engine.schedule.new_sample import new_sample
 
@@ -62,7 +62,7 @@ def test_it_loads_and_computes_as_transformers_does(
     sample = new_sample(0, tokens, 9, SamplingParams(temperature=0))
     sample.table.blocks = [1]
     writer = BatchWriter(1)
-    message = writer.write([ScheduledChunk(sample, 0, 3)], [SamplingRow(token=0, target=6)])
+    message = writer.write([ScheduledChunk(sample, 0, 3)], [ScoredRow(token=0, target=6)])
     send(connection, Frame("step", body=message.encode()))
     with torch.no_grad():
         logits = reference("grouped")(torch.tensor([tokens])).logits[0]

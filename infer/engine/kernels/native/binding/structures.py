@@ -17,47 +17,12 @@ GROUP: Final = 32
 EXPERT_TOKENS: Final = 64
 
 
-class Format(IntEnum):
-    """How values are stored: `enum format`."""
-
-    FP32 = 0
-    BF16 = 1
-    FP16 = 2
-    FP8 = 3
-    INT8 = 4
-    INT4 = 5
-    CODES8 = 16
-    CODES4 = 17
-
-
-class OperationKind(IntEnum):
-    """The kinds of operations: `enum kind`."""
-
-    EMBED = 0
-    NORM = 1
-    MULTIPLY = 2
-    APPEND = 3
-    ATTEND = 4
-    GATE = 5
-    ROUTE = 6
-    EXPERTS = 7
-    REDUCE = 8
-    HEAD = 9
-
-
-class Buffer(IntEnum):
-    """The buffers of rows: `enum buffer`."""
-
-    HIDDEN = 0
-    NORMED = 1
-    QKV = 2
-    QUERY = 3
-    ATTENDED = 4
-    INNER = 5
-    GATED = 6
-    PARTIAL = 7
-    SCORES = 8
-    LOGITS = 9
+# How values are stored, `enum format`; the kinds of operations, `enum kind`; the buffers of rows, `enum buffer`.
+Format = IntEnum(
+    "Format", {"FP32": 0, "BF16": 1, "FP16": 2, "FP8": 3, "INT8": 4, "INT4": 5, "CODES8": 16, "CODES4": 17}
+)
+OperationKind = IntEnum("OperationKind", "EMBED NORM MULTIPLY APPEND ATTEND GATE ROUTE EXPERTS REDUCE HEAD", start=0)
+Buffer = IntEnum("Buffer", "HIDDEN NORMED QKV QUERY ATTENDED INNER GATED PARTIAL SCORES LOGITS", start=0)
 
 
 class PackedMatrix(Structure):

@@ -27,11 +27,11 @@ from tk.infer.engine.program.lower import lower, serving_slices
 from tk.infer.engine.program.quantization import groupings
 from tk.infer.engine.program.weights import load_params
 from tk.infer.engine.step.running_plan import RunningPlan
-from tk.infer.engine.step.sampling_rows import SamplingRow, SamplingRows
 from tk.model.registry import decoder_spec
 from tk.model.stored_config import stored_config
 from tk.parallel import products
 from tk.parallel.mesh import ALONE, Group
+from tk.tests.infer.sampling_row import SamplingRow, pack
 from tk.tests.model.architectures import ENTRIES, VOCAB
 from tk.tests.pretend_gpu import GPU, pretend_gpu
 
@@ -63,7 +63,7 @@ def steps() -> list[RunningPlan]:
             slots=np.concatenate(slots).astype(np.int32),
             span_length=np.array([count for _, count, _ in spans], np.int32),
             block_tables=np.stack([np.pad(table, (0, widest - len(table))) for table in blocks]),
-            rows=SamplingRows.pack(rows),
+            rows=pack(rows),
             twins=np.array(twins, np.int32).reshape(-1, 2),
             forks=np.array(forks, np.int32).reshape(-1, 2),
         )

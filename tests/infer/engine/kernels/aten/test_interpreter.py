@@ -19,7 +19,6 @@ from tk.infer.engine.kernels.aten.prepared_weights import PreparedWeights
 from tk.infer.engine.program.lower import Program, lower, serving_slices
 from tk.infer.engine.program.weights import load_params
 from tk.infer.engine.step.running_plan import RunningPlan, TokenSpan
-from tk.infer.engine.step.sampling_rows import SamplingRow, SamplingRows
 from tk.model.attention import AttendingLayer
 from tk.model.decoder import Decoder
 from tk.model.loading import load_weights
@@ -29,6 +28,7 @@ from tk.parallel.collectives import all_gather
 from tk.parallel.layers import LayerContext
 from tk.parallel.mesh import ALONE, Group, Mesh
 from tk.parallel.torch_dtypes import torch_dtype
+from tk.tests.infer.sampling_row import SamplingRow, pack
 from tk.tests.model.architectures import ENTRIES, LENGTH, VOCAB
 from tk.tests.rank_pool import RankPool
 from tk.train.engine.loss import causal_attention
@@ -100,7 +100,7 @@ def plan() -> RunningPlan:
         slots=positions + np.repeat(np.array([1, 4], np.int32) * BLOCK, LENGTH),
         span_length=np.array([LENGTH, LENGTH], np.int32),
         block_tables=np.array([[1, 2, 3], [4, 5, 6]], np.int32),
-        rows=SamplingRows.pack([SamplingRow(token) for token in range(2 * LENGTH)]),
+        rows=pack([SamplingRow(token) for token in range(2 * LENGTH)]),
     )
 
 

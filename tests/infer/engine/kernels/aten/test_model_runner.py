@@ -14,7 +14,7 @@ from tk.infer.engine.kernels.backend import Backend
 from tk.infer.engine.kernels.sampler.sampler import run_sampler
 from tk.infer.engine.step.running_plan import RunningPlan
 from tk.infer.engine.step.sampler_output import SamplerOutput
-from tk.infer.engine.step.sampling_rows import SamplingRow, SamplingRows
+from tk.tests.infer.sampling_row import SamplingRow, pack
 
 TOKENS = [5, 6, 7, 1, 2]
 MakeRunner = Callable[..., Backend]
@@ -28,7 +28,7 @@ def plan(rows: list[SamplingRow]) -> RunningPlan:
         slots=np.array([16, 17, 18, 32, 33], np.int32),
         span_length=np.array([3, 2], np.int32),
         block_tables=np.array([[1], [2]], np.int32),
-        rows=SamplingRows.pack(rows),
+        rows=pack(rows),
     )
 
 
@@ -56,7 +56,7 @@ def test_logits_of_a_long_prompt_are_made_and_sampled_64_rows_at_a_time(
         slots=np.arange(16, 16 + length, dtype=np.int32),
         span_length=np.array([length], np.int32),
         block_tables=np.arange(1, 8, dtype=np.int32)[None],
-        rows=SamplingRows.pack([SamplingRow(token=token, num_top=1) for token in range(length)]),
+        rows=pack([SamplingRow(token=token, num_top=1) for token in range(length)]),
     )
 
     def observed(logits_RV: Array, *arguments: Any) -> SamplerOutput:

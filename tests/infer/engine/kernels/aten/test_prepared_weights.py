@@ -8,8 +8,7 @@ import torch
 
 from tk.core.casts import cast
 from tk.core.dtypes import BF16, FP32, DType
-from tk.infer.engine.kernels.aten.coded_weight import CodedProduct, CodedWeight
-from tk.infer.engine.kernels.aten.prepared_weights import PreparedProduct, PreparedWeights
+from tk.infer.engine.kernels.aten.prepared_weights import CodedProduct, CodedWeight, PreparedProduct, PreparedWeights
 from tk.infer.engine.program.lower import Program, lower
 from tk.infer.engine.program.operations import Multiply
 from tk.model.spec import EMBEDDING

@@ -7,8 +7,7 @@ import pytest
 from tk.checkpoint import Checkpoint
 from tk.infer.engine.kernels.aten.kv_cache import KVCache
 from tk.infer.engine.kernels.aten.sizes import block_bytes, buffer_bytes
-from tk.infer.engine.kernels.cache_shape import CacheShape
-from tk.infer.engine.kv_formats import KV_DTYPES
+from tk.infer.engine.kv_formats import KV_DTYPES, CacheShape
 from tk.infer.engine.program.lower import Program, lower
 from tk.model.registry import decoder_spec
 from tk.model.stored_config import stored_config

@@ -13,9 +13,9 @@ from tk.infer.engine.kernels.backend import Backend
 from tk.infer.engine.kernels.native.binding.library import instruction_sets
 from tk.infer.engine.kernels.native.model_runner import NativeRunner
 from tk.infer.engine.step.running_plan import RunningPlan
-from tk.infer.engine.step.sampling_rows import SamplingRow, SamplingRows
 from tk.infer.engine.worker.worker import load
 from tk.tests.infer.history import BLOCK_SIZE
+from tk.tests.infer.sampling_row import SamplingRow, pack
 
 BEST = (instruction_sets() or ("",))[-1]
 NUM_BLOCKS = 320
@@ -52,7 +52,7 @@ def logits(
             slots=table[position // block_size] * block_size + position % block_size,
             span_length=np.array([stop - start], np.int32),
             block_tables=table[None],
-            rows=SamplingRows.pack([SamplingRow(token) for token in range(stop - start)]),
+            rows=pack([SamplingRow(token) for token in range(stop - start)]),
         )
         found.append(made.logits(plan))
     return np.concatenate(found)

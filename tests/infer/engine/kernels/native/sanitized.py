@@ -13,9 +13,10 @@ from tk.infer.engine.kernels.native import prepare
 from tk.infer.engine.kernels.native.binding import library
 from tk.infer.engine.step.channel import NEXT_STEP, Channel, masks_frame, tokens_frame
 from tk.infer.engine.step.running_plan import RunningPlan
-from tk.infer.engine.step.sampling_rows import WITH_CANDIDATES, SamplingRow, SamplingRows
+from tk.infer.engine.step.sampling_rows import WITH_CANDIDATES
 from tk.infer.engine.worker.worker import load
 from tk.tests.infer.engine.kernels.native.products import MODELS, portable
+from tk.tests.infer.sampling_row import SamplingRow, pack
 
 FLAGS = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g")
 TOKENS = np.random.default_rng(0).integers(0, 101, 50).astype(np.int32)
@@ -30,7 +31,7 @@ def plan(start: int, stop: int, size: int) -> RunningPlan:
         slots=table[position // size] * size + position % size,
         span_length=np.array([stop - start], np.int32),
         block_tables=table[None],
-        rows=SamplingRows.pack([SamplingRow(token) for token in range(stop - start)]),
+        rows=pack([SamplingRow(token) for token in range(stop - start)]),
     )
 
 
@@ -53,7 +54,7 @@ def decode_ahead(backend: Backend) -> None:
         backend.step(running)
         engine.sendall(NEXT_STEP * 12)
         assert backend.decode_ahead(running, channel) is not None
-        rows = SamplingRows.pack([SamplingRow(0, mask=WITH_CANDIDATES)])
+        rows = pack([SamplingRow(0, mask=WITH_CANDIDATES)])
         chosen = replace(plan(49, 50, 16), rows=rows, generation=2)
         backend.step(chosen)
         masks = masks_frame(np.array([[0, 0, 1, 0]], np.uint32), np.zeros(1, np.int32))

@@ -13,11 +13,11 @@ from tk.infer.engine.job import Job
 from tk.infer.engine.kernels.backend import Backend
 from tk.infer.engine.kernels.native.binding.library import BF16_SETS, instruction_sets
 from tk.infer.engine.step.running_plan import RunningPlan
-from tk.infer.engine.step.sampling_rows import SamplingRow, SamplingRows
 from tk.infer.engine.worker.worker import load
 from tk.tests.example_counts import sized
 from tk.tests.infer.engine.kernels.native.running import BEST, NUM_BLOCKS, logits, runner
 from tk.tests.infer.history import BLOCK_SIZE
+from tk.tests.infer.sampling_row import SamplingRow, pack
 from tk.tests.model.architectures import VOCAB
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no compiler")
@@ -115,7 +115,7 @@ def decode(made: Backend, sequences: Sequence[tuple[int, int]]) -> Array:
             slots=block * BLOCK_SIZE + position % BLOCK_SIZE,
             span_length=np.ones(len(sequences), np.int32),
             block_tables=tables,
-            rows=SamplingRows.pack([SamplingRow(token) for token in range(len(sequences))]),
+            rows=pack([SamplingRow(token) for token in range(len(sequences))]),
         )
     )
 

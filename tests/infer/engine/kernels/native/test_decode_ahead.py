@@ -15,10 +15,11 @@ from tk.infer.engine.kernels.native.model_runner import NativeRunner
 from tk.infer.engine.step.channel import NEXT_STEP, Channel, Frame, masks_frame, result_frame, tokens_frame
 from tk.infer.engine.step.running_plan import RunningPlan
 from tk.infer.engine.step.sampler_output import SamplerOutput
-from tk.infer.engine.step.sampling_rows import NO_LOGPROBS, NO_MASK, WITH_CANDIDATES, SamplingRow, SamplingRows
+from tk.infer.engine.step.sampling_rows import NO_LOGPROBS, NO_MASK, WITH_CANDIDATES
 from tk.infer.engine.step.step_message import NextTokens
 from tk.tests.infer.engine.kernels.native.running import logits, runner
 from tk.tests.infer.history import BLOCK_SIZE
+from tk.tests.infer.sampling_row import SamplingRow, pack
 from tk.tests.model.architectures import ENTRIES
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no compiler")
@@ -50,7 +51,7 @@ def begin(
         slots=TABLE[:, 0] * BLOCK_SIZE + start,
         span_length=np.ones(2, np.int32),
         block_tables=TABLE,
-        rows=SamplingRows.pack([SamplingRow(i, temperature=1.0, seed=i, num_top=num_top, mask=mask) for i in range(2)]),
+        rows=pack([SamplingRow(i, temperature=1.0, seed=i, num_top=num_top, mask=mask) for i in range(2)]),
         generation=generation,
     )
     return plan, made.step(plan)

@@ -9,9 +9,9 @@ import torch
 
 from tk.infer.engine.kernels.native.binding.library import instruction_sets
 from tk.infer.engine.step.running_plan import RunningPlan
-from tk.infer.engine.step.sampling_rows import SamplingRow, SamplingRows
 from tk.tests.infer.engine.kernels.native.running import BEST, logits, runner
 from tk.tests.infer.history import BLOCK_SIZE
+from tk.tests.infer.sampling_row import SamplingRow, pack
 from tk.tests.model.architectures import ENTRIES, LENGTH, VOCAB
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no compiler")
@@ -102,7 +102,7 @@ def test_more_rows_than_the_logits_buffer_are_sampled_in_parts(tmp_path: Path) -
         slots=slots,
         span_length=np.array([50] * 3, np.int32),
         block_tables=np.arange(1, 13, dtype=np.int32).reshape(3, 4),
-        rows=SamplingRows.pack(rows),
+        rows=pack(rows),
     )
     found, expected = made.step(plan), made.logits(plan).argmax(axis=-1)
     assert found is not None
@@ -121,7 +121,7 @@ def test_a_step_without_rows_has_no_logits(tmp_path: Path) -> None:
         slots=np.array([16, 17], np.int32),
         span_length=np.array([2], np.int32),
         block_tables=np.array([[1]], np.int32),
-        rows=SamplingRows.pack([]),
+        rows=pack([]),
     )
     assert made.logits(plan).shape == (0, VOCAB)
     output = made.step(plan)

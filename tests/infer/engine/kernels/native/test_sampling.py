@@ -13,10 +13,10 @@ from tk.infer.engine.kernels.native.binding.library import instruction_sets
 from tk.infer.engine.kernels.sampler.sampler import run_sampler
 from tk.infer.engine.step.running_plan import RunningPlan
 from tk.infer.engine.step.sampler_output import SamplerOutput
-from tk.infer.engine.step.sampling_rows import SamplingRow, SamplingRows
 from tk.infer.engine.step.token_counts import TokenCounts
 from tk.tests.infer.engine.kernels.native.running import runner
 from tk.tests.infer.history import BLOCK_SIZE
+from tk.tests.infer.sampling_row import SamplingRow, pack
 from tk.tests.model.architectures import ENTRIES, VOCAB
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no compiler")
@@ -49,7 +49,7 @@ def plan(num_rows: int) -> RunningPlan:
         slots=np.repeat(table[:, 0] * BLOCK_SIZE, 30) + position,
         span_length=np.array([30] * 3, np.int32),
         block_tables=table,
-        rows=SamplingRows.pack(rows),
+        rows=pack(rows),
     )
 
 

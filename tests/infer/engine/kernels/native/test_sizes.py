@@ -7,12 +7,11 @@ import pytest
 
 from tk.checkpoint import Checkpoint
 from tk.checkpoint.read.shared_read import ALONE
-from tk.infer.engine.kernels.cache_shape import CacheShape
 from tk.infer.engine.kernels.native.buffers import RankBuffers
 from tk.infer.engine.kernels.native.kv_cache import NativeCache
 from tk.infer.engine.kernels.native.sizes import block_bytes, buffer_bytes
 from tk.infer.engine.kernels.sampler.block import scratch_bytes
-from tk.infer.engine.kv_formats import KV_DTYPES
+from tk.infer.engine.kv_formats import KV_DTYPES, CacheShape
 from tk.infer.engine.program.lower import Program, lower
 from tk.model.config import ModelConfig
 from tk.model.registry import decoder_spec

@@ -9,10 +9,11 @@ import pytest
 
 from tk.infer.engine.kernels.sampler import block as block_module
 from tk.infer.engine.kernels.sampler.block import SamplingBatch, SamplingBlock, most_alternatives, results_bytes
-from tk.infer.engine.step.sampling_rows import NO_LOGPROBS, SamplingRow, SamplingRows
+from tk.infer.engine.step.sampling_rows import NO_LOGPROBS
 from tk.infer.engine.step.token_counts import TokenCounts
+from tk.tests.infer.sampling_row import SamplingRow, pack
 
-ROWS = SamplingRows.pack(
+ROWS = pack(
     [
         SamplingRow(0, temperature=0.5, seed=2**63, bias={7: 1.0, 8: 2.0}),
         SamplingRow(1, num_top=3),
@@ -36,7 +37,7 @@ def test_rows_without_lists_end_those_of_the_rows_before() -> None:
     block = SamplingBlock(capacity=3, vocab=50)
     block.fill(ROWS, np.zeros((2, 2), np.uint32))
     assert (block.batch.mask_stride, bool(block.batch.masks)) == (2, True)
-    block.fill(SamplingRows.pack([SamplingRow(0)] * 3))
+    block.fill(pack([SamplingRow(0)] * 3))
     assert block.batch.masks is None
     assert not block._starts["bias_start"].any()
     assert not block._starts["count_start"].any()
@@ -59,9 +60,9 @@ def test_results_lie_in_given_memory_and_are_copied_out(capacity: int, top_width
 
 def test_only_the_requested_alternatives_are_returned() -> None:
     assert most_alternatives(ROWS) == 3
-    assert most_alternatives(SamplingRows.pack([SamplingRow(0, num_top=0)])) == 0
+    assert most_alternatives(pack([SamplingRow(0, num_top=0)])) == 0
     for none in ([SamplingRow(0, num_top=NO_LOGPROBS)], []):
-        assert most_alternatives(SamplingRows.pack(none)) == NO_LOGPROBS
+        assert most_alternatives(pack(none)) == NO_LOGPROBS
     block = SamplingBlock(3, 50)
     assert block.output(2, most_alternatives(ROWS)).top_logprobs.shape == (2, 3)
 

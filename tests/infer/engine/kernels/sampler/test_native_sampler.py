@@ -17,10 +17,11 @@ from tk.infer.engine.kernels.sampler.block import SamplingBlock, scratch_bytes
 from tk.infer.engine.kernels.sampler.native_sampler import SOURCE, native_sampler
 from tk.infer.engine.kernels.sampler.sampler import Sample, best_sampler, run_sampler
 from tk.infer.engine.step.sampler_output import SamplerOutput
-from tk.infer.engine.step.sampling_rows import SamplingRow, SamplingRows
+from tk.infer.engine.step.sampling_rows import SamplingRows
 from tk.infer.engine.step.token_counts import TokenCounts
 from tk.tests.example_counts import examples
 from tk.tests.infer.engine.kernels.sampler.native import native_samplers
+from tk.tests.infer.sampling_row import SamplingRow, pack
 
 Logits = np.ndarray[Any, Any]
 
@@ -73,7 +74,7 @@ def batches(draw: st.DrawFn) -> tuple[Logits, SamplingRows, Logits | None]:
         counts=st.dictionaries(tokens, st.integers(0, 5), max_size=12).map(TokenCounts),
         mask=st.integers(-2, 2),
     )
-    batch = SamplingRows.pack(draw(st.lists(rows, min_size=num_rows, max_size=num_rows)))
+    batch = pack(draw(st.lists(rows, min_size=num_rows, max_size=num_rows)))
     masks = None
     if draw(st.booleans()):
         words = (3, (vocab + 31) // 32)
@@ -114,7 +115,7 @@ def test_large_vocabularies(vocab: int, kind: str) -> None:
         {"min_p": 0.05},
     ]
     batch = [SamplingRow(0, **{"temperature": 1.0, "seed": i, "num_top": 3} | each) for i, each in enumerate(options)]
-    logits, rows = logits_of(kind, vocab, (len(batch), vocab)), SamplingRows.pack(batch)
+    logits, rows = logits_of(kind, vocab, (len(batch), vocab)), pack(batch)
     expected = run_sampler(logits, rows, None, numpy_sampler.sample)
     for sample in native_samplers().values():
         assert_same(run_sampler(logits, rows, None, sample), expected)
@@ -122,7 +123,7 @@ def test_large_vocabularies(vocab: int, kind: str) -> None:
 
 def test_rows_may_lie_apart() -> None:
     wide = logits_of("normal", 1, (6, 300))
-    rows = SamplingRows.pack([SamplingRow(0, temperature=1.0, seed=i, num_top=2) for i in range(3)])
+    rows = pack([SamplingRow(0, temperature=1.0, seed=i, num_top=2) for i in range(3)])
     sample: Sample = next(iter(native_samplers().values()))
     expected = run_sampler(wide[::2, 20:280].copy(), rows, None, sample)
     assert_same(run_sampler(wide[::2, 20:280], rows, None, sample), expected)
@@ -143,7 +144,7 @@ def test_the_scratch_is_as_large_as_the_compiler_says() -> None:
 def test_rows_may_be_divided_in_any_way() -> None:
     """As threads and ranks divide them: each takes its rows from one block."""
     logits = logits_of("normal", 3, (8, 5000))
-    rows = SamplingRows.pack([SamplingRow(0, temperature=1.0, top_p=0.9, seed=i, num_top=2) for i in range(8)])
+    rows = pack([SamplingRow(0, temperature=1.0, top_p=0.9, seed=i, num_top=2) for i in range(8)])
     expected = run_sampler(logits, rows, None, numpy_sampler.sample)
     for sampler in native_samplers().values():
         block = SamplingBlock(8, 5000)
@@ -167,14 +168,14 @@ def test_a_block_is_used_again_by_other_rows() -> None:
     masks = np.full((3, 16), 0x0F0F0F0F, np.uint32)
     for sampler in native_samplers().values():
         for batch in batches:
-            rows, count = SamplingRows.pack(batch), len(batch)
+            rows, count = pack(batch), len(batch)
             for mask in (None, masks[:count]):
                 expected = run_sampler(logits[:count], rows, mask, numpy_sampler.sample)
                 assert_same(run_sampler(logits[:count], rows, mask, sampler), expected)
 
 
 def test_no_rows_give_no_results() -> None:
-    rows = SamplingRows.pack([])
+    rows = pack([])
     samplers: list[Sample] = [numpy_sampler.sample, *native_samplers().values()]
     for sample in samplers:
         assert run_sampler(np.zeros((0, 40), np.float32), rows, None, sample).token_ids.shape == (0,)

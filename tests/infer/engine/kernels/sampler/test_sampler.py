@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tk.infer.engine.kernels.sampler import numpy_sampler
 from tk.infer.engine.kernels.sampler.philox import gumbel, uniform
 from tk.infer.engine.kernels.sampler.sampler import Sample, run_sampler
-from tk.infer.engine.step.sampling_rows import SamplingRow, SamplingRows
 from tk.infer.engine.step.token_counts import TokenCounts
 from tk.tests.example_counts import examples
 from tk.tests.infer.engine.kernels.sampler.native import able_units, native_samplers
+from tk.tests.infer.sampling_row import SamplingRow, pack
 
 VOCAB = 40
 
@@ -80,7 +80,7 @@ rows = st.builds(
 @given(batch=st.lists(rows, min_size=1, max_size=6), seed=st.integers(0, 1000))
 def test_every_row_is_chosen_as_the_wire_says(batch: list[SamplingRow], seed: int) -> None:
     logits = normal(seed, len(batch)) * np.float32(3)
-    result = run_sampler(logits, SamplingRows.pack(batch))
+    result = run_sampler(logits, pack(batch))
     assert result.token_ids.tolist() == [slow_choice(logits[i], row) for i, row in enumerate(batch)]
     assert result.finite.all()
 
@@ -89,9 +89,9 @@ def test_ties_go_to_the_lowest_id(sample: Sample) -> None:
     logits = np.zeros((2, VOCAB), np.float32)
     logits[0, 9] = logits[0, 30] = 4.0
     for row in (SamplingRow(0), SamplingRow(0, temperature=1.0, top_k=1)):
-        assert run_sampler(logits, SamplingRows.pack([row, row]), None, sample).token_ids.tolist() == [9, 0]
+        assert run_sampler(logits, pack([row, row]), None, sample).token_ids.tolist() == [9, 0]
     row = SamplingRow(0, num_top=5)
-    result = run_sampler(logits, SamplingRows.pack([row, row]), None, sample)
+    result = run_sampler(logits, pack([row, row]), None, sample)
     assert result.top_ids.tolist() == [[9, 30, 0, 1, 2], [0, 1, 2, 3, 4]]
     assert result.rank.tolist() == [1, 1]
 
@@ -101,14 +101,14 @@ def test_ties_go_to_the_lowest_id(sample: Sample) -> None:
 def test_a_temperature_near_zero_is_argmax(sample: Sample, temperature: float, filters: dict[str, float]) -> None:
     logits = normal(5, 4) * np.float32(30)
     batch = [SamplingRow(0, temperature=temperature, seed=seed, bias={0: -np.inf}, **filters) for seed in range(4)]  # type: ignore[arg-type]
-    found = run_sampler(logits, SamplingRows.pack(batch), None, sample).token_ids
+    found = run_sampler(logits, pack(batch), None, sample).token_ids
     assert found.tolist() == (logits[:, 1:].argmax(axis=-1) + 1).tolist()
 
 
 def test_a_bias_near_the_largest_float_wins(sample: Sample) -> None:
     batch = [SamplingRow(0, temperature=0.5, seed=seed, bias={seed: 2e38, seed + 1: 3e38}) for seed in range(6)]
     logits = np.zeros((6, VOCAB), np.float32)
-    assert run_sampler(logits, SamplingRows.pack(batch), None, sample).token_ids.tolist() == list(range(1, 7))
+    assert run_sampler(logits, pack(batch), None, sample).token_ids.tolist() == list(range(1, 7))
 
 
 @pytest.mark.parametrize("options", [{"temperature": 1.0}, {"temperature": 0.5}, {"temperature": 1.0, "top_p": 0.999}])
@@ -116,7 +116,7 @@ def test_draws_follow_the_distribution(sample: Sample, options: dict[str, float]
     num_draws = 1_000
     logits = normal(3, 1)[0]
     batch = [SamplingRow(0, seed=11, new_number=i, **options) for i in range(num_draws)]  # type: ignore[arg-type]
-    drawn = run_sampler(np.tile(logits, (num_draws, 1)), SamplingRows.pack(batch), None, sample).token_ids
+    drawn = run_sampler(np.tile(logits, (num_draws, 1)), pack(batch), None, sample).token_ids
     shares = np.exp(logits.astype(np.float64) / options["temperature"])
     expected = num_draws * shares / shares.sum()
     chi_square = ((np.bincount(drawn, minlength=VOCAB) - expected) ** 2 / expected).sum()
@@ -132,7 +132,7 @@ def test_a_mask_allows_tokens(sample: Sample) -> None:
     masks[:, : bits.shape[-1]] = bits
     masks32 = masks.view(np.uint32)
     for options in ({"temperature": 0.0}, {"temperature": 2.0}, {"temperature": 2.0, "top_k": 3}):
-        rows = SamplingRows.pack([SamplingRow(0, seed=i, bias={39: 9.0}, mask=63 - i, **options) for i in range(64)])  # type: ignore[arg-type]
+        rows = pack([SamplingRow(0, seed=i, bias={39: 9.0}, mask=63 - i, **options) for i in range(64)])  # type: ignore[arg-type]
         chosen = run_sampler(logits, rows, masks32, sample).token_ids
         assert np.take_along_axis(allowed[::-1], chosen[:, None], -1).all()
         assert len(set(chosen.tolist())) > 5
@@ -152,7 +152,7 @@ def test_logprobs_are_of_the_raw_logits(sample: Sample) -> None:
         SamplingRow(0),
         SamplingRow(0, target=17, num_top=0),
     ]
-    result = run_sampler(logits, SamplingRows.pack(batch), None, sample)
+    result = run_sampler(logits, pack(batch), None, sample)
     expected = torch.log_softmax(torch.from_numpy(logits).double(), dim=-1)
     assert result.token_ids[[0, 2]].tolist() == [3, 17]
     for row, token in ((0, 3), (2, 17)):
@@ -168,7 +168,7 @@ def test_logprobs_are_of_the_raw_logits(sample: Sample) -> None:
 @pytest.mark.parametrize("place", [0, 5, VOCAB - 1])
 def test_a_row_that_is_not_finite_is_flagged_and_alone(sample: Sample, bad: float, place: int) -> None:
     logits = normal(7, 3)
-    rows = SamplingRows.pack([SamplingRow(0, num_top=2, temperature=1.0, top_p=0.8, seed=i) for i in range(3)])
+    rows = pack([SamplingRow(0, num_top=2, temperature=1.0, top_p=0.8, seed=i) for i in range(3)])
     clean = run_sampler(logits, rows, None, sample)
     logits[1, place] = bad
     result = run_sampler(logits, rows, None, sample)
@@ -183,9 +183,9 @@ def test_a_row_does_not_depend_on_the_others(sample: Sample) -> None:
         SamplingRow(0, temperature=1.0, top_p=0.7 + i / 30, num_top=i, bias={i: 2.0}, counts=TokenCounts({3: i}))
         for i in range(9)
     ]
-    whole = run_sampler(logits, SamplingRows.pack(batch), None, sample)
+    whole = run_sampler(logits, pack(batch), None, sample)
     for first, stop in ((0, 1), (1, 4), (4, 9)):
-        part = run_sampler(logits[first:stop], SamplingRows.pack(batch[first:stop]), None, sample)
+        part = run_sampler(logits[first:stop], pack(batch[first:stop]), None, sample)
         for name, values in asdict(part).items():
             expected = getattr(whole, name)[first:stop]
             assert np.array_equal(expected[:, : values.shape[-1]] if values.ndim == 2 else expected, values), name
