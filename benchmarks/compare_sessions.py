@@ -7,8 +7,8 @@
 
 A proxy stands between client and server and keeps all bytes of both ways. HTTP/1.1 is compared as it is. Of HTTP/2,
 whose frames depend on time, the headers, messages and trailers of each call are. Requests are greedy or have a seed,
-and a step of the model takes long enough that two of its deltas are hardly ever joined; a session is equal if one of
-its records on one side is one of those on the other.
+and a step of the model takes long enough that two of its deltas are seldom joined; a call is equal if one of its
+records on one side is one of those on the other.
 """
 
 import difflib
@@ -22,6 +22,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -36,6 +37,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 SESSIONS: Final = Path(__file__).with_name("sessions")
 REAL: Final = ROOT / ".build" / "real"
 TEMPLATE: Final = "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}\n{% endfor %}"
+Lines = list[str]
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, CONTINUATION = 0, 1, 3, 9
 PADDED, PRIORITY = 8, 32
@@ -127,10 +129,18 @@ def blanked(content: bytes) -> bytes:
     return content
 
 
-def http1(talk: Talk) -> list[str]:
-    """Returns both ways of a connection, a line of theirs in each."""
-    ways = (("> ", talk.up), ("< ", talk.down))
-    return [mark + repr(line) for mark, way in ways for line in blanked(bytes(way)).splitlines(keepends=True)]
+def http1(talk: Talk) -> list[Lines]:
+    """Returns the requests of a connection, each with its answer, line by line."""
+    requests = [part for part in re.split(rb"(?=\b(?:GET|HEAD|POST|DELETE) /)", bytes(talk.up)) if part]
+    answers = [part for part in re.split(rb"(?=HTTP/1\.1 \d{3} )", bytes(talk.down)) if part]
+    return [
+        [
+            mark + repr(line)
+            for mark, way in (("> ", up), ("< ", down))
+            for line in blanked(way).splitlines(keepends=True)
+        ]
+        for up, down in zip_longest(requests, answers, fillvalue=b"")
+    ]
 
 
 def frames(content: bytes) -> Iterator[tuple[int, int, bytes]]:
@@ -151,10 +161,10 @@ def frames(content: bytes) -> Iterator[tuple[int, int, bytes]]:
             yield kind, stream, payload
 
 
-def http2(talk: Talk) -> list[str]:
-    """Returns headers, messages and trailers of each call of a connection, call by call."""
+def http2(talk: Talk) -> list[Lines]:
+    """Returns headers, messages and trailers of each call of a connection."""
     hpack = importlib.import_module("hpack")
-    calls: dict[int, list[str]] = {}
+    calls: dict[int, Lines] = {}
     paths: dict[int, str] = {}
     for mark, way in (("> ", bytes(talk.up).removeprefix(PREFACE)), ("< ", bytes(talk.down))):
         decoder, data = hpack.Decoder(), dict[int, bytes]()
@@ -173,7 +183,7 @@ def http2(talk: Talk) -> list[str]:
                     lines.append(f"{mark}{rest[0]} {_message(paths.get(stream, ''), mark == '> ', rest[5:end])}")
                     rest = rest[end:]
                 data[stream] = rest
-    return [line for stream in sorted(calls) if stream for line in calls[stream]]
+    return [calls[stream] for stream in sorted(calls) if stream]
 
 
 def _header(name: bytes, value: bytes) -> str:
@@ -226,8 +236,8 @@ def serving(checkout: Checkout, model: Path) -> Iterator[tuple[str, str]]:
             process.wait(60)
 
 
-def recorded(checkout: Checkout, model: Path) -> dict[str, list[str]]:
-    """Returns the lines of each session with a server of a checkout."""
+def recorded(checkout: Checkout, model: Path) -> dict[str, list[Lines]]:
+    """Returns the calls of each session with a server of a checkout."""
     clients, triton = (REAL / name / "venv" / "bin" / "python" for name in ("clients", "triton"))
     node = REAL / "node"
     client = ROOT / "examples" / "clients" / "node" / "client.js"
@@ -244,7 +254,7 @@ def recorded(checkout: Checkout, model: Path) -> dict[str, list[str]]:
             proxy = Proxy(http if is_http else grpc)
             subprocess.run([*words, proxy.address, client], env=environment, check=True, timeout=300)
             proxy.close()
-            found[name] = [line for talk in proxy.talks for line in (http1 if is_http else http2)(talk)]
+            found[name] = [call for talk in proxy.talks for call in (http1 if is_http else http2)(talk)]
         proxy = Proxy(http)
         for content in BYTES:
             with socket.create_connection(("127.0.0.1", int(proxy.address.rpartition(":")[2]))) as connection:
@@ -253,7 +263,7 @@ def recorded(checkout: Checkout, model: Path) -> dict[str, list[str]]:
                 while connection.recv(1 << 16):
                     pass
         proxy.close()
-        found["bytes of HTTP"] = [line for talk in proxy.talks for line in http1(talk)]
+        found["bytes of HTTP"] = [call for talk in proxy.talks for call in http1(talk)]
     return found
 
 
@@ -261,9 +271,9 @@ def recorded(checkout: Checkout, model: Path) -> dict[str, list[str]]:
 @click.argument("before", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("after", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--folder", type=click.Path(path_type=Path), default=Path(".build"), show_default=True)
-@click.option("--records", default=2, show_default=True, help="Records of each session on each side.")
+@click.option("--records", default=3, show_default=True, help="Records of each session on each side.")
 def main(before: Path, after: Path, folder: Path, records: int) -> None:
-    """Print how many lines each session has, and those that differ. Exits with 1 if any does."""
+    """Print how many calls each session has, and those that differ. Exits with 1 if any does."""
     folder.mkdir(exist_ok=True)
     sys.path.insert(0, str(REAL / "hpack"))
     with TemporaryDirectory(dir=folder) as name:
@@ -272,12 +282,18 @@ def main(before: Path, after: Path, folder: Path, records: int) -> None:
         sides = [Checkout(root, work, side, "fp32") for root, side in ((before, "before"), (after, "after"))]
         old, new = ([recorded(side, model) for _ in range(records)] for side in sides)
     differ = False
-    for session, lines in old[0].items():
-        is_equal = any(first[session] == second[session] for first in old for second in new)
-        print(f"{session}: {len(lines)} lines, {'equal' if is_equal else 'DIFFERENT'}")
-        if not is_equal:
-            print("\n".join(difflib.unified_diff(lines, new[0][session], n=1, lineterm="")))
-            differ = True
+    for session, calls in old[0].items():
+        wrong = 0
+        for number in range(max(len(record[session]) for record in (*old, *new))):
+            first, second = (
+                [record[session][number] if number < len(record[session]) else [] for record in records]
+                for records in (old, new)
+            )
+            if not any(call in second for call in first):
+                wrong += 1
+                print("\n".join(difflib.unified_diff(first[0], second[0], n=1, lineterm="")))
+        print(f"{session}: {len(calls)} calls, {wrong} differ")
+        differ = differ or bool(wrong)
     sys.exit(differ)
 
 

@@ -13,6 +13,19 @@ async function main () {
     { chat: { messages: [{ role: 'user', content: 'hi' }] }, sampling: { temperature: 0, seed: 3 }, stopping },
     { text: 'abc', sampling: { seed: 1, regex: '[ab]{3}' } },
     { text: 'abc', sampling: { temperature: -1 } },
+    ...[
+      { sampling: { logit_bias: { 99999: 1 } } }, { sampling: { top_k: 4294967295 } }, { sampling: { n: 17 } },
+      { sampling: { top_p: 0 } }, { sampling: { min_p: 2 } }, { sampling: { repetition_penalty: 0 } },
+      { sampling: { json_schema: '{' } }, { sampling: { regex: '(' } }, { sampling: { grammar: 'a' } },
+      { sampling: { regex: 'a' }, stopping: { ignore_eos: true } }, { stopping: { max_new_tokens: 0 } },
+      { stopping: { max_new_tokens: 9, min_new_tokens: 10 } }, { stopping: { stop: [''] } },
+      { stopping: { stop: Array(17).fill('a') } }, { stopping: { stop_token_ids: [99999] } },
+      { stopping: { max_new_tokens: 100000 } }, { output: { logprobs: 21 } }, { output: { prompt_logprobs: 21 } },
+      { request_id: 'a b' }, { cache: { salt: 'a'.repeat(1025) } }, { text: 'a'.repeat(2000) }
+    ].map(wrong => ({ text: 'abc', ...wrong })),
+    { tokens: { ids: [99999] } },
+    { tokens: { ids: [] } },
+    { chat: { messages: [] } },
     { text: 'abc', model: 'another' },
     { text: 'abc', sampling: { seed: 3 }, stopping, priority: 1 },
     { stopping }

@@ -17,10 +17,31 @@ GREEDY: dict[str, Any] = {"temperature": 0, "seed": 3, "max_tokens": 12, "extra_
 SEEDED: dict[str, Any] = {"seed": 7, "n": 2, "max_tokens": 8, "extra_body": {"ignore_eos": True, "min_p": 0.01}}
 MESSAGES = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "A city?"}]
 WRONG_TEXTS: list[dict[str, Any]] = [
-    *({"temperature": -1}, {"n": 99}, {"max_tokens": 10**6}, {"logprobs": 99}, {"seed": 1.5}, {"echo": True})
+    *({"temperature": -1}, {"n": 99}, {"max_tokens": 10**6}, {"logprobs": 99}, {"seed": 1.5}, {"echo": True}),
+    *(
+        {"logit_bias": {"99999": 1}},
+        {"logit_bias": {"a": 1}},
+        {"top_k": -1},
+        {"top_k": 2**40},
+        {"top_p": 0},
+        {"min_p": 2},
+    ),
+    *({"repetition_penalty": 0}, {"presence_penalty": "1"}, {"seed": -1}, {"max_tokens": 0}, {"min_tokens": 9999}),
+    *({"stop": ["a"] * 17}, {"stop": "a" * 300}, {"stop_token_ids": [99999]}, {"stop_token_ids": "a"}, {"stream": 1}),
+    *(
+        {"prompt": []},
+        {"prompt": ""},
+        {"prompt": [[]]},
+        {"prompt": ["a"] * 17},
+        {"prompt": [99999]},
+        {"prompt": "a" * 2000},
+    ),
+    *({"response_format": {"type": "json_object"}}, {"unknown": 1}, {"ignore_eos": 1}, {"n": 8, "prompt": ["a"] * 8}),
 ]
 WRONG_CHATS: list[dict[str, Any]] = [
-    *({"tools": []}, {"messages": []}, {"messages": [{"role": "user"}]}, {"stop": [""]}, {"min_p": "a"})
+    *({"tools": []}, {"messages": []}, {"messages": [{"role": "user"}]}, {"stop": [""]}, {"min_p": "a"}),
+    *({"top_logprobs": 21, "logprobs": True}, {"top_logprobs": 2}, {"max_completion_tokens": 0}, {"max_tokens": 10**6}),
+    *({"response_format": {"type": "json_schema"}}, {"response_format": {"type": "xml"}}, {"messages": "a"}),
 ]
 
 

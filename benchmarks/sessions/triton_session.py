@@ -11,6 +11,19 @@ from tritonclient.utils import InferenceServerException
 
 GREEDY = {"temperature": 0.0, "seed": 3, "max_tokens": 12, "ignore_eos": True}
 SEEDED = {"seed": 7, "n": 2, "max_tokens": 8, "stop": '["q"]', "top_k": 40}
+WRONG: list[dict[str, Any]] = [
+    *(
+        {"temperature": -1.0},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"n": 17},
+        {"seed": -1},
+        {"max_tokens": 0},
+        {"min_tokens": 9999},
+    ),
+    *({"stop": "["}, {"stop": '[""]'}, {"stop_token_ids": "[99999]"}, {"logit_bias": '{"99999": 1}'}, {"regex": "("}),
+    *({"json_schema": "{"}, {"max_tokens": 100000}, {"max_new_tokens": 1, "max_tokens": 2}, {"ignore_eos": 3}),
+]
 
 
 def text_input(text: str, shape: tuple[int, ...] = (1,)) -> InferInput:
@@ -49,7 +62,7 @@ def main(target: str) -> None:
         (text_input("a", (1, 1)), {}),
         (text_input("a"), {"outputs": [InferRequestedOutput("logits")]}),
         (text_input("a"), {"parameters": {"beam_width": 4}}),
-        (text_input("a"), {"parameters": {"temperature": -1.0}}),
+        *((text_input("a"), {"parameters": each}) for each in WRONG),
         (text_input("a"), {"priority": 1}),
         (text_input("a"), {"model_version": "77"}),
     ]

@@ -46,7 +46,7 @@ def check_response_size(
     if prompt + frame > MAX_RESPONSE_BYTES:
         raise _too_large(prompt, "prompt_logprobs", "lower it, or shorten the prompt")
     if answer + (prompt if at_once else 0) + frame > MAX_RESPONSE_BYTES:
-        how = "lower it, n or logprobs" + (", or ask for a stream" if at_once else "")
+        how = "lower it, n or output.logprobs" + (", or ask for a stream" if at_once else "")
         raise _too_large(answer, "max_new_tokens", how)
 
 
