@@ -22,7 +22,7 @@ async function main () {
       { stopping: { stop: Array(17).fill('a') } }, { stopping: { stop_token_ids: [99999] } },
       { stopping: { max_new_tokens: 100000 } }, { output: { logprobs: 21 } }, { output: { prompt_logprobs: 21 } },
       { request_id: 'a b' }, { cache: { salt: 'a'.repeat(1025) } }, { text: 'a'.repeat(2000) }
-    ].map(wrong => ({ text: 'abc', ...wrong })),
+    ].map(wrong => ({ text: 'abc', ...wrong, sampling: { seed: 1, ...wrong.sampling } })),
     { tokens: { ids: [99999] } },
     { tokens: { ids: [] } },
     { chat: { messages: [] } },

@@ -69,9 +69,9 @@ def main(target: str) -> None:
     asked(client.completions.create, model=model, prompt=[[65, 66], [67] * 40], seed=3, max_tokens=4, **penalties)
     asked(client.completions.create, model=model, prompt=[65, 66, 67], temperature=0, max_tokens=4)
     for wrong in WRONG_TEXTS:
-        asked(client.completions.create, **text, extra_body=wrong)
+        asked(client.completions.create, **text, extra_body={"seed": 1, "max_tokens": 4} | wrong)
     for wrong in WRONG_CHATS:
-        asked(client.chat.completions.create, **chat, extra_body=wrong)
+        asked(client.chat.completions.create, **chat, extra_body={"seed": 1, "max_tokens": 4} | wrong)
     asked(client.completions.create, model="another", prompt="a")
     asked(client.embeddings.create, model=model, input="a")
 

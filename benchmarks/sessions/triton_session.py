@@ -62,7 +62,7 @@ def main(target: str) -> None:
         (text_input("a", (1, 1)), {}),
         (text_input("a"), {"outputs": [InferRequestedOutput("logits")]}),
         (text_input("a"), {"parameters": {"beam_width": 4}}),
-        *((text_input("a"), {"parameters": each}) for each in WRONG),
+        *((text_input("a"), {"parameters": {"seed": 1} | each}) for each in WRONG),
         (text_input("a"), {"priority": 1}),
         (text_input("a"), {"model_version": "77"}),
     ]
