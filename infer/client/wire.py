@@ -1,7 +1,7 @@
 """The conversion of the engine's values to messages of tk.v1 and back.
 
 Both directions of a conversion are next to each other, so that the server and the client cannot diverge. This module
-checks nothing: see serve/call/requests.py and SamplingParams.validate.
+checks nothing: see serve/call/checks.py and SamplingParams.validate.
 """
 
 from collections.abc import Iterable

@@ -7,8 +7,7 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from ...core.errors import WorkerDied
-from .access.callers import Callers, TokenCallers
-from .access.tokens import ADMIN
+from .access.tokens import ADMIN, Callers, TokenCallers
 from .call.call import Frontend, RequestRunner
 from .call.request_log import RequestLog
 from .engine_protocol import EngineProtocol, Reloads

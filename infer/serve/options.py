@@ -27,7 +27,7 @@ class ServerOptions:
         default_max_new_tokens: the limit for requests that set none; None = up to the model's length.
         insecure: whether to listen on an address that other machines reach, without encryption or authentication.
         certificates: the certificates of TLS; None = connections are not encrypted.
-        tokens: the file of the callers' tokens (see callers.py); None = every caller may make every call.
+        tokens: the file of the callers' tokens (see access/tokens.py); None = every caller may make every call.
         log_prompts: whether the log, and spans, have the prompts of requests.
         max_connections: the largest number of connections of a port at a time.
         otlp_endpoint: the address of an OpenTelemetry collector, to which spans go by OTLP; None = there are none.

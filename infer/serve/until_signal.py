@@ -8,7 +8,7 @@ from typing import Any
 
 from .app import Port, Server
 from .engine_protocol import EngineProtocol, Reloads
-from .operations.warm_up import warm_up
+from .operations.model_switch import warm_up
 from .options import ServerOptions
 
 

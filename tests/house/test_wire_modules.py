@@ -6,7 +6,7 @@ from tk.tests.house.test_floors import dotted, imports
 
 CONVERTERS = {
     "infer.client": "client connection outgoing wire",
-    "infer.serve.grpc": "admin from_messages service",
+    "infer.serve.grpc": "admin service",
 }
 
 

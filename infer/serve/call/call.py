@@ -1,31 +1,29 @@
 """One call, whatever its protocol: its caller is identified once, its requests run, and the log has a record of it."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from ....core.errors import Cancelled
+from ....core.errors import Cancelled, DeadlinePassed
 from ...engine.request.completion import Completion, CompletionBuilder
 from ...engine.request.prompts import Conversation, GivenPrompt, check_length, checked_prompt
 from ...engine.request.request import Request, with_grammar
 from ...engine.request.sampling_params import SamplingParams
 from ...engine.request.streams import CROWD, EventStream, Wakeups
-from ..access.callers import Callers
-from ..access.tokens import Caller
+from ..access.tokens import Caller, Callers
 from ..engine_protocol import EngineProtocol
 from ..errors import Draining
 from ..metrics.observer import Observer
 from ..metrics.request_record import RequestRecord
 from ..metrics.statistics import RequestStatistics
 from ..operations.lifecycle import Lifecycle
-from .deadline import deadline_of
+from .checks import check_request, check_response_size
 from .prompt_reader import PromptReader
 from .request_ids import LiveRequests, check_id, is_id, made_id
 from .request_log import RequestLog
-from .requests import check_request
-from .response_size import check_response_size
 
 INLINE_IDS: Final = 8192  # to copy and check so many token ids takes less than a millisecond
 # With 20 alternatives each, so many take a few milliseconds.
@@ -238,3 +236,33 @@ async def converted(convert: Callable[[Completion], T], completion: Completion) 
     if entries <= INLINE_LOGPROBS:
         return convert(completion)
     return await asyncio.to_thread(convert, completion)
+
+
+def deadline_of(seconds: float | None) -> float | None:
+    """Returns the value of time.monotonic() after some seconds from now; None if none are given."""
+    return None if seconds is None else time.monotonic() + seconds
+
+
+@asynccontextmanager
+async def ended_by(deadline: float | None) -> AsyncIterator[None]:
+    """Ends the body at a deadline, whatever it waits for: the body is cancelled, as if its caller had left.
+
+    The engine looks at deadlines between two steps. A call may wait for something else, a long text's tokens or a
+    grammar, and an engine that hangs looks at nothing; so the event loop ends every call itself.
+
+    Args:
+        deadline: the value of time.monotonic() at which the caller stops waiting; None = never.
+
+    Raises:
+        DeadlinePassed: the deadline passed before the body had ended.
+    """
+    timer = asyncio.timeout(None if deadline is None else deadline - time.monotonic())
+    try:
+        async with timer:
+            yield
+    except TimeoutError as error:
+        if not timer.expired():  # it is the body's own
+            raise
+        raise DeadlinePassed(
+            "The call's deadline passed before its answer was complete. Allow more time, or ask for fewer tokens."
+        ) from error

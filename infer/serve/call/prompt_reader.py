@@ -12,8 +12,7 @@ from ...engine.request.prompts import Conversation, check_length
 from ...engine.request.score import split_tokens
 from ..engine_protocol import EngineProtocol, TokenizerProtocol
 from ..errors import NoChatTemplate, NoTokenizer
-from .requests import check_text
-from .response_size import check_score_size
+from .checks import check_score_size, check_text
 
 
 class PromptReader:

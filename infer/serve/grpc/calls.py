@@ -1,7 +1,7 @@
-"""Calls over gRPC: each is a `ServerCall` whose messages are checked, and ends with a status."""
+"""Calls over gRPC: each is a `ServerCall`, whose messages are checked, and ends with a status; all need a token."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +10,13 @@ import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE
 
+from ....core.errors import TkError
 from ...engine.request.request import Request
 from ...engine.request.streams import EventStream
 from ..access.tokens import GENERATE
-from ..call.call import Frontend, RequestRunner, ServerCall
-from ..call.deadline import deadline_of, ended_by
+from ..call.call import Frontend, RequestRunner, ServerCall, deadline_of, ended_by
 from ..call.request_ids import METADATA_KEY
 from ..metrics.request_record import RequestRecord
 from .messages import INLINE_BYTES, ServeCall, make_handler, only_message, read_message
@@ -103,3 +104,42 @@ class GrpcService:
 async def _read(kind: type[Message], raw: bytes) -> Message:
     inline = len(raw) <= INLINE_BYTES
     return read_message(kind, raw) if inline else await asyncio.to_thread(read_message, kind, raw)
+
+
+class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no annotations
+    """Refuses calls, before their messages are read, of callers that are unknown.
+
+    Args:
+        frontend: identifies the callers, and has the log.
+        services: the full names of the services that identify their callers themselves (see `GrpcService`).
+    """
+
+    def __init__(self, frontend: Frontend, services: Sequence[str]) -> None:
+        self._frontend = frontend
+        self._others = tuple(f"/{service}/" for service in (HEALTH_SERVICE, *services))
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        """Returns the handler of a call: its own, or one that refuses it."""
+        handler = await continuation(details)
+        if handler is None or not details.method.startswith(self._others):  # None: no such method
+            try:
+                self._frontend.callers.identify(details.invocation_metadata)
+            except TkError as error:
+                return self._refusal(details.method, error)
+        return handler
+
+    def _refusal(self, method: str, error: TkError) -> Any:
+        """Returns a handler that ends a call of any kind with an error; as one of streams it reads no message first."""
+
+        async def refuse(messages: object, context: grpc.aio.ServicerContext) -> None:
+            try:
+                async with answered(context):
+                    log = self._frontend.log
+                    with log.call(log.known(method.rpartition("/")[2]), client_of(context)):
+                        raise error
+            finally:
+                error.__traceback__ = None  # it has this frame, which has the error: only a search would find them
+
+        return grpc.stream_stream_rpc_method_handler(refuse)

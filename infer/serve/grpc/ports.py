@@ -10,10 +10,9 @@ import grpc
 from ..access.tls import CertificateReloader, Certificates
 from ..access.tokens import ADMIN
 from ..call.call import Frontend
-from ..call.response_size import MAX_RESPONSE_BYTES
+from ..call.checks import MAX_RESPONSE_BYTES
 from ..options import ServerOptions, not_ours
-from .calls import GrpcService
-from .guard import Guard
+from .calls import GrpcService, Guard
 from .health import HEALTH_SERVICE, Health
 from .reflection import add_reflection, known_names
 from .server import make_grpc_server

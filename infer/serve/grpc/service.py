@@ -1,21 +1,30 @@
-"""The service tk.v1.Generation: it converts messages, and lets the runner carry the requests out."""
+"""The service tk.v1.Generation: messages become requests, events become messages, and the runner does the rest."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
 
+from ....core.errors import InvalidRequest
 from ....proto.v1 import generation_pb2 as pb
 from ....proto.v1 import generation_pb2_grpc as pb_grpc
-from ...client.wire import completion_to_wire, event_to_wire, model_info_to_wire, score_to_wire
+from ...client.wire import (
+    cache_from_request,
+    completion_to_wire,
+    event_to_wire,
+    model_info_to_wire,
+    params_from_request,
+    score_to_wire,
+)
+from ...engine.request.prompts import Conversation, GivenPrompt
+from ...engine.request.request import Request
 from ...engine.request.score import score_request
 from ...engine.request.streams import EventStream
 from ..call.call import RequestRunner, converted
-from ..call.requests import check_top
-from ..call.response_size import check_text_size
+from ..call.checks import check_counts, check_text_size, check_top
 from .calls import GrpcCall
-from .from_messages import asked_request, prompt_of, score_sides
 
 GENERATION: Final = pb.DESCRIPTOR.services_by_name["Generation"]
 # With 20 alternatives each, so many take a few milliseconds.
@@ -80,3 +89,61 @@ class GenerationService(pb_grpc.GenerationServicer):
         prompt = prompt_of(request)
         call.describe(prompt)
         return call.run(replace(asked_request(request, prompt), at_once=at_once))
+
+
+def asked_request(message: pb.GenerateRequest, prompt: GivenPrompt) -> Request:
+    """Returns the request of a message, without a deadline.
+
+    Args:
+        message: the message, of which all but the prompt is read.
+
+    Raises:
+        InvalidRequest: a list or text is too long.
+    """
+    stopping, cache = message.stopping, cache_from_request(message)
+    check_counts(len(message.sampling.logit_bias), len(stopping.stop), len(stopping.stop_token_ids), cache.salt)
+    return Request(
+        prompt,
+        params_from_request(message),
+        model=message.model,
+        request_id=message.request_id,
+        special_tokens=not message.no_special_tokens,
+        priority=message.priority,
+        cache=cache,
+    )
+
+
+def prompt_of(message: pb.GenerateRequest) -> GivenPrompt:
+    """Returns the prompt of a request; long lists of token ids are not copied.
+
+    Raises:
+        InvalidRequest: there is none, or a wrong conversation.
+    """
+    match message.WhichOneof("prompt"):
+        case "text":
+            text: str = message.text
+            return text
+        case "tokens":
+            ids: Sequence[int] = message.tokens.ids
+            return ids
+        case "chat":
+            return Conversation([{"role": each.role, "content": each.content} for each in message.chat.messages])
+    raise InvalidRequest("The request has no prompt; set text, tokens or chat.", field="prompt")
+
+
+def score_sides(message: pb.ScoreRequest) -> tuple[str | Sequence[int], str | Sequence[int]]:
+    """Returns the prompt and the continuation of a request for a score.
+
+    Raises:
+        InvalidRequest: one of them is missing.
+    """
+    return _side(message, "prompt"), _side(message, "continuation")
+
+
+def _side(message: pb.ScoreRequest, side: str) -> str | Sequence[int]:
+    arm = message.WhichOneof(side)
+    if arm is None:
+        raise InvalidRequest(f"The request has no {side}; set text or tokens.", field=side)
+    value = getattr(message, arm)
+    given: str | Sequence[int] = value if isinstance(value, str) else value.ids
+    return given

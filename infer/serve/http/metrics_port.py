@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 from typing import Final
 
-from ..access.callers import Callers
+from ..access.tokens import Callers
 from ..call.call import Frontend, ServerCall
 from ..metrics.exposition import MetricsCollector
 from ..options import ServerOptions

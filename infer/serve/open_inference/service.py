@@ -10,9 +10,8 @@ from .... import __version__
 from ....core.errors import TkError
 from ....proto.open_inference import open_inference_pb2 as oip
 from ...engine.request.streams import EventStream
-from ..call.call import RequestRunner, ServerCall
-from ..call.deadline import ended_by
-from ..call.requests import check_model
+from ..call.call import RequestRunner, ServerCall, ended_by
+from ..call.checks import check_model
 from ..errors import text_for_client
 from ..grpc.calls import GrpcCall
 from ..grpc.messages import INLINE_BYTES

@@ -10,8 +10,7 @@ from typing import Any, Final
 from ...engine.request.completion import Completion, CompletionBuilder
 from ...engine.request.events import Delta, Finished, PromptLogprobs, SentEvent, Started, Usage
 from ...engine.request.streams import EventStream
-from ..call.call import INLINE_LOGPROBS, RequestRunner, ServerCall
-from ..call.deadline import ended_by
+from ..call.call import INLINE_LOGPROBS, RequestRunner, ServerCall, ended_by
 from ..call.request_ids import METADATA_KEY
 from ..http.connection import HttpConnection
 from ..http.framing import HttpRequest

@@ -2,19 +2,21 @@
 
 import logging
 import threading
+import uuid
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Final, Generic, Protocol, TypeVar
 
 from ....core.errors import StorageError, TkError, WorkerDied
 from ...engine.grammar.compiler import Grammars
-from ...engine.request.events import Event, ModelInfo
-from ...engine.request.request import Request
+from ...engine.request.events import Done, Event, Failed, ModelInfo
+from ...engine.request.request import CacheOptions, Request
+from ...engine.request.sampling_params import SamplingParams
 from ..engine_protocol import EngineProtocol, TokenizerProtocol
 from ..errors import CannotReload, Draining
 from .merged_statistics import MergedStatistics
-from .warm_up import warm_up
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -250,3 +252,20 @@ class ModelSwitch(Generic[E]):
 
 def _draining() -> Draining:
     return Draining("The server is shutting down and loads no other weights.")
+
+
+_ONE_TOKEN: Final = SamplingParams(temperature=0.0, max_new_tokens=1, ignore_eos=True)
+
+
+def warm_up(engine: EngineProtocol) -> None:
+    """Computes one token, so that the first caller does not wait for what happens only once; the thread waits.
+
+    Raises:
+        TkError: the engine cannot answer.
+    """
+    events: SimpleQueue[Event] = SimpleQueue()
+    engine.submit(Request((0,), _ONE_TOKEN, uuid.uuid4().hex, cache=CacheOptions(bypass=True)), events.put)
+    while not isinstance(event := events.get(), Done | Failed):
+        pass
+    if isinstance(event, Failed):
+        raise event.error

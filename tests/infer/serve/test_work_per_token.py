@@ -16,8 +16,7 @@ from tk.infer.engine.engine import Engine
 from tk.infer.engine.options import EngineOptions
 from tk.infer.engine.worker.processes import WorkerProcesses
 from tk.infer.engine.worker.step_watch import StepWatch
-from tk.infer.serve.access.callers import Callers
-from tk.infer.serve.access.tokens import Caller
+from tk.infer.serve.access.tokens import Caller, Callers
 from tk.infer.serve.call.call import Frontend, RequestRunner
 from tk.infer.serve.call.request_log import RequestLog
 from tk.infer.serve.grpc.calls import GrpcCall

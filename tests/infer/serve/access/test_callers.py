@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from tk.core.errors import ConfigError
-from tk.infer.serve.access import callers as callers_module
-from tk.infer.serve.access.callers import Callers, TokenCallers
-from tk.infer.serve.access.tokens import ADMIN, GENERATE, Caller, line_of, token_digest
+from tk.infer.serve.access import tokens as tokens_module
+from tk.infer.serve.access.tokens import ADMIN, GENERATE, Caller, Callers, TokenCallers, line_of, token_digest
 from tk.infer.serve.errors import Unauthenticated
 
 ALICE = Caller("alice", frozenset({GENERATE}))
@@ -24,7 +23,7 @@ def write(path: Path, **tokens: Caller) -> None:
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(callers_module, "RELOAD_SECONDS", 0)
+    monkeypatch.setattr(tokens_module, "RELOAD_SECONDS", 0)
     write(tmp_path / "tokens", first=ALICE, second=OPS)
     return tmp_path / "tokens"
 
@@ -82,7 +81,7 @@ def test_a_changed_file_takes_effect_and_a_wrong_one_does_not(path: Path, caplog
 
 
 def test_a_file_is_looked_at_once_a_second_at_most(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callers_module, "RELOAD_SECONDS", 3600)
+    monkeypatch.setattr(tokens_module, "RELOAD_SECONDS", 3600)
     callers = TokenCallers(path)
     write(path, third=ALICE)
     assert callers.identify(bearer("first")) == ALICE

@@ -8,7 +8,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tk.infer.serve.access.callers import Callers
+from tk.infer.serve.access.tokens import Callers
 from tk.infer.serve.metrics.request_record import RequestRecord
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import AdminStub, GenerationStub

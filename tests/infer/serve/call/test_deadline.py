@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tk.core.errors import DeadlinePassed
-from tk.infer.serve.call.deadline import ended_by
+from tk.infer.serve.call.call import ended_by
 
 
 def test_what_waits_for_ever_ends_and_what_was_opened_is_closed() -> None:

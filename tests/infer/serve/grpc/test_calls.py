@@ -7,7 +7,7 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from tk.infer.serve.access.callers import Callers
+from tk.infer.serve.access.tokens import Callers
 from tk.infer.serve.call.call import Frontend, RequestRunner
 from tk.infer.serve.call.request_log import RequestLog
 from tk.infer.serve.grpc.calls import GrpcCall, GrpcService

@@ -4,7 +4,7 @@ import pytest
 
 from tk.core.errors import TkError
 from tk.infer.engine.request.events import Failed
-from tk.infer.serve.operations.warm_up import warm_up
+from tk.infer.serve.operations.model_switch import warm_up
 from tk.tests.infer.serve.fake_engine import FakeEngine
 
 

@@ -19,7 +19,7 @@ from tk.infer.engine.request.events import (
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.engine.request.score import score_request
 from tk.infer.engine.request.streams import MAX_TOKENS_PER_DELTA
-from tk.infer.serve.call.response_size import MAX_RESPONSE_BYTES, check_response_size, check_score_size, check_text_size
+from tk.infer.serve.call.checks import MAX_RESPONSE_BYTES, check_response_size, check_score_size, check_text_size
 from tk.proto.v1 import generation_pb2 as pb
 
 LARGEST = 2**32 - 1  # the widest number of a field
