@@ -102,28 +102,20 @@ class Fields:
         return value if value is None else self.as_text(value, name)
 
     def flag(self, name: str) -> bool:
-        value = self.anything(name)
-        if value is not None and not isinstance(value, bool):
-            raise self.wrong(name, value, "true or false")
-        return bool(value)
+        return bool(self._checked(name, lambda value: isinstance(value, bool), "true or false"))
 
     def number(self, name: str) -> float | None:
         value = self.anything(name)
         return value if value is None else self._as_number(value, name)
 
     def integer(self, name: str, most: int = 2**32 - 1) -> int | None:
-        value = self.anything(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most):
-            raise self.wrong(name, value, f"an integer from 0 to {most}")
-        return value
+        right = f"an integer from 0 to {most}"
+        number: int | None = self._checked(name, lambda value: type(value) is int and 0 <= value <= most, right)
+        return number
 
     def numbers_by_id(self, name: str) -> dict[int, float]:
         """Takes an object whose keys are token ids in decimal digits."""
-        value = self.anything(name)
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            raise self.wrong(name, value, "an object of token ids and numbers")
+        value = self._checked(name, _is_object, "an object of token ids and numbers") or {}
         for key in value:
             if not _is_id(key):
                 raise self.wrong(name, key, "an object whose keys are token ids")
@@ -139,10 +131,7 @@ class Fields:
 
     def integers(self, name: str) -> list[int]:
         """Takes a list of token ids."""
-        value = self.anything(name)
-        if value is not None and not is_id_list(value):
-            raise self.wrong(name, value, "a list of token ids")
-        return value or []
+        return self._checked(name, is_id_list, "a list of token ids") or []
 
     def objects(self, name: str) -> list["Fields"]:
         """Takes a list of objects."""
@@ -152,12 +141,8 @@ class Fields:
         return [Fields(one, f"{self.path}{name}[{index}].") for index, one in enumerate(value)]
 
     def object(self, name: str) -> "Fields | None":
-        value = self.anything(name)
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            raise self.wrong(name, value, "an object")
-        return Fields(value, f"{self.path}{name}.")
+        value = self._checked(name, _is_object, "an object")
+        return None if value is None else Fields(value, f"{self.path}{name}.")
 
     def anything(self, name: str) -> Any:
         """Takes a field of any type; None if it is unset."""
@@ -167,9 +152,7 @@ class Fields:
         """Takes a field of which this server knows one value, that of a field that is unset."""
         value = self.anything(name)
         if value is not None and (value != right or isinstance(value, bool) != isinstance(right, bool)):
-            raise InvalidRequest(
-                f"{self.path}{name} is not built in this version of tk; leave it unset.", field=self.path + name
-            )
+            raise self._refused(name, is_known=True)
 
     def refuse_rest(self, not_built: frozenset[str] = frozenset()) -> None:
         """Refuses the first field that was not taken.
@@ -178,9 +161,7 @@ class Fields:
             not_built: the fields of OpenAI's interface that this server knows and does not implement.
         """
         for name in self._left:
-            field = f"{self.path}{name}"[:200]
-            what = "not built in this version of tk" if name in not_built else "unknown to this server"
-            raise InvalidRequest(f"{field} is {what}; leave it unset.", field=field)
+            raise self._refused(name, name in not_built)
 
     def wrong(self, name: str, value: Any, right: str) -> InvalidRequest:
         """Returns the error of a field with a wrong value."""
@@ -188,6 +169,18 @@ class Fields:
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
         message = f"{self.path}{name} is {shown}; it must be {right}."
         return InvalidRequest(message, field=self.path + name, given=value)
+
+    def _refused(self, name: str, is_known: bool) -> InvalidRequest:
+        field = f"{self.path}{name}"[:200]
+        what = "not built in this version of tk" if is_known else "unknown to this server"
+        return InvalidRequest(f"{field} is {what}; leave it unset.", field=field)
+
+    def _checked(self, name: str, is_right: Callable[[Any], bool], right: str) -> Any:
+        """Takes a field; None if it is unset."""
+        value = self.anything(name)
+        if value is not None and not is_right(value):
+            raise self.wrong(name, value, right)
+        return value
 
     def as_text(self, value: Any, name: str) -> str:
         """Returns a value of a field, if it is a text."""
@@ -201,6 +194,10 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 2.0**127:
             raise self.wrong(name, value, "a finite number")
         return float(value)
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
 
 
 def is_id_list(value: Any) -> bool:

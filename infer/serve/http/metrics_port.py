@@ -11,7 +11,7 @@ from ..options import ServerOptions
 from .connection import HttpConnection
 from .framing import HttpRequest
 from .listener import Listener
-from .router import HttpRoute, HttpRouter, OriginRules
+from .router import HttpRoute, HttpRouter
 
 PATH: Final = "/metrics"
 MAX_CONNECTIONS: Final = 64
@@ -31,7 +31,7 @@ class MetricsPort(Listener):
     async def open(self, frontend: Frontend) -> None:
         """Starts to listen; see `Port`."""
         route = metrics_route(MetricsCollector(frontend.runner.engine, frontend.statistics), None)
-        await self.listen(HttpRouter({PATH: route}, replace(frontend, callers=Callers()), OriginRules()), frontend.log)
+        await self.listen(HttpRouter({PATH: route}, replace(frontend, callers=Callers())), frontend.log)
 
 
 def metrics_route(metrics: MetricsCollector, role: str | None) -> HttpRoute:

@@ -67,20 +67,19 @@ class NoConnectionLeft(HttpProblem):
 
 def status_of(error: Exception) -> int:
     """Returns the HTTP status of an error."""
-    return error.status if isinstance(error, HttpProblem) else _row(error)[0]
+    return error.status if isinstance(error, HttpProblem) else _STATUSES[_grpc_status(error)][0]
 
 
 def body_of(error: Exception) -> dict[str, Any]:
     """Returns the body of an error; one that is no TkError is a defect of the server, whose text stays in its log."""
-    name = error.grpc_status if isinstance(error, TkError) else "INTERNAL"
-    param = None
+    name, param = _grpc_status(error), None
     if isinstance(error, InvalidRequest) and error.field:
         param = _PARAMS.get(error.field, error.field)
         error = error.renamed(param)
     code = f"http_{error.status}" if isinstance(error, HttpProblem) else name.lower()
     if isinstance(error, UnknownModel):
         code = "model_not_found"  # OpenAI's, by which clients choose another model
-    return {"error": {"message": text_for_client(error), "type": _row(error)[1], "param": param, "code": code}}
+    return {"error": {"message": text_for_client(error), "type": _STATUSES[name][1], "param": param, "code": code}}
 
 
 def headers_of(error: Exception) -> Headers:
@@ -105,5 +104,5 @@ def retry_headers(status: int, seconds: float | None = None) -> Headers:
     return [("retry-after", str(RETRY_SECONDS if seconds is None else max(1, math.ceil(seconds))))]
 
 
-def _row(error: Exception) -> tuple[int, str]:
-    return _STATUSES[error.grpc_status if isinstance(error, TkError) else "INTERNAL"]
+def _grpc_status(error: Exception) -> str:
+    return error.grpc_status if isinstance(error, TkError) else "INTERNAL"

@@ -31,48 +31,6 @@ _LOG: Final = logging.getLogger(__name__)
 Handler = Callable[[HttpRequest, ServerCall, HttpConnection], Awaitable[None]]
 
 
-class OriginRules:
-    """The names under which a server may be asked, and the sites whose pages may ask.
-
-    Args:
-        names: the names, in small letters; none = every name.
-    """
-
-    def __init__(self, names: Sequence[str] = ()) -> None:
-        self._names = tuple(names)
-
-    def check(self, request: HttpRequest) -> None:
-        """Checks where a request comes from.
-
-        Raises:
-            HttpProblem: a page of another site sent it (403), or it has a name that is not the server's (421).
-        """
-        host = request.header("host")
-        if self._names and _PORT.sub("", host).lower() not in self._names:
-            raise HttpProblem(
-                f"The header Host is {host[:100]!r}; this server has no tokens, so it is asked as "
-                f"{' or '.join(self._names)} only. Use one of these names, or start it with --tokens.",
-                421,
-            )
-        if request.header("sec-fetch-site") in ("same-origin", "none"):  # a page cannot set this header
-            return
-        origins = [value for name, value in request.headers if name == "origin"]
-        if any(origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()) for origin in origins):
-            raise HttpProblem(
-                f"The page at {origins[0][:100]!r} is of another site, and browsers may ask from this server's own "
-                f"page only, which they know as {host[:100]!r}. Ask from a program of yours instead.",
-                403,
-            )
-
-
-def rules_of(options: ServerOptions) -> OriginRules:
-    """Returns the rules of a server. With tokens, or for other machines, it may be asked by any name."""
-    if options.tokens is not None or not is_loopback(options.host):
-        return OriginRules()
-    bound = f"[{options.host}]" if ":" in options.host else options.host
-    return OriginRules(tuple(dict.fromkeys((*_LOOPBACK_NAMES, bound.lower()))))
-
-
 @dataclass(frozen=True)
 class HttpRoute:
     """A path.
@@ -94,11 +52,11 @@ class HttpRouter:
     Args:
         routes: the routes by path; but for "/" itself, one that ends with "/" has all paths below it.
         frontend: identifies the callers, and has the log.
-        origins: says where requests may come from.
+        names: the names under which it may be asked; none = every name.
     """
 
-    def __init__(self, routes: Mapping[str, HttpRoute], frontend: Frontend, origins: OriginRules) -> None:
-        self._routes, self._frontend, self._origins = dict(routes), frontend, origins
+    def __init__(self, routes: Mapping[str, HttpRoute], frontend: Frontend, names: Sequence[str] = ()) -> None:
+        self._routes, self._frontend, self._names = dict(routes), frontend, names
 
     async def __call__(self, request: HttpRequest, reply: HttpConnection) -> None:
         name = self._name_of(request.path)
@@ -117,7 +75,7 @@ class HttpRouter:
 
     def _admitted(self, request: HttpRequest, route: HttpRoute | None, call: ServerCall) -> Handler:
         """Returns the handler of a request, which may have it."""
-        self._origins.check(request)
+        check_origin(request, self._names)
         if route is None or route.role is not None:
             call.identify()
         if route is None:
@@ -140,3 +98,39 @@ class HttpRouter:
             return path
         folders = (name for name in self._routes if name != "/" and name.endswith("/") and path.startswith(name))
         return next(folders, "")
+
+
+def check_origin(request: HttpRequest, names: Sequence[str]) -> None:
+    """Checks where a request comes from.
+
+    Args:
+        request: the request.
+        names: the names under which the server may be asked, in small letters; none = every name.
+
+    Raises:
+        HttpProblem: a page of another site sent it (403), or it has a name that is not the server's (421).
+    """
+    host = request.header("host")
+    if names and _PORT.sub("", host).lower() not in names:
+        raise HttpProblem(
+            f"The header Host is {host[:100]!r}; this server has no tokens, so it is asked as "
+            f"{' or '.join(names)} only. Use one of these names, or start it with --tokens.",
+            421,
+        )
+    if request.header("sec-fetch-site") in ("same-origin", "none"):  # a page cannot set this header
+        return
+    origins = [value for name, value in request.headers if name == "origin"]
+    if any(origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()) for origin in origins):
+        raise HttpProblem(
+            f"The page at {origins[0][:100]!r} is of another site, and browsers may ask from this server's own "
+            f"page only, which they know as {host[:100]!r}. Ask from a program of yours instead.",
+            403,
+        )
+
+
+def names_of(options: ServerOptions) -> Sequence[str]:
+    """Returns the names for `check_origin`. With tokens, or for other machines, a server may be asked by any name."""
+    if options.tokens is not None or not is_loopback(options.host):
+        return ()
+    bound = f"[{options.host}]" if ":" in options.host else options.host
+    return tuple(dict.fromkeys((*_LOOPBACK_NAMES, bound.lower())))

@@ -83,13 +83,6 @@ class PrincipalCounters:
             self._names.add(principal)
         return principal if principal in self._names else OTHER_PRINCIPALS
 
-    def count(self, record: RequestRecord) -> None:
-        """Counts a request that has ended."""
-        label = self.label_of(record.principal)
-        self.requests[label] += 1
-        self.prompt_tokens[label] += record.values.get("prompt_tokens", 0)
-        self.new_tokens[label] += record.values.get("completion_tokens", 0)
-
 
 class RequestStatistics(Observer):
     """Counts the requests of one server.
@@ -123,7 +116,10 @@ class RequestStatistics(Observer):
 
     def end(self, record: RequestRecord) -> None:
         if record.progress.admitted is not None:
-            self.principals.count(record)
+            label = self.principals.label_of(record.principal)
+            self.principals.requests[label] += 1
+            self.principals.prompt_tokens[label] += record.values.get("prompt_tokens", 0)
+            self.principals.new_tokens[label] += record.values.get("completion_tokens", 0)
 
 
 class _CountedRequest:
@@ -145,7 +141,9 @@ class _CountedRequest:
             self._timing = event.timing
             self._statistics.successes[event.reason.value] += 1
         elif isinstance(event, Done):
-            self._count_completed()
+            self._statistics.end_to_end.observe(self._clock() - self._submitted)
+            if self._timing is not None:
+                self._statistics.queue_time.observe(self._timing.queue_seconds)
         elif isinstance(event, Failed):
             self._statistics.failures[event.error.grpc_status] += 1
         self._next(event)
@@ -157,8 +155,3 @@ class _CountedRequest:
         elif not self._last:
             self._statistics.first_token.observe(now - self._submitted)
         self._last[index] = now
-
-    def _count_completed(self) -> None:
-        self._statistics.end_to_end.observe(self._clock() - self._submitted)
-        if self._timing is not None:
-            self._statistics.queue_time.observe(self._timing.queue_seconds)

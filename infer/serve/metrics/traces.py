@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -68,15 +69,11 @@ def check_endpoint(endpoint: str, environment: Mapping[str, str] = os.environ) -
     protocol = next((environment[name] for name in _PROTOCOL_VARIABLES if environment.get(name)), "grpc")
     if protocol != "grpc":
         raise ConfigError(f"The environment asks for OTLP over {protocol!r}; tk sends it over gRPC only.")
-    if not _has_exporter():
+    found = None
+    with suppress(ModuleNotFoundError):  # of a package around it
+        found = find_spec("opentelemetry.exporter.otlp.proto.grpc")
+    if found is None:
         raise ConfigError(f"--otlp-endpoint needs OpenTelemetry's SDK and exporter: {install_line('otel')}.")
-
-
-def _has_exporter() -> bool:
-    try:
-        return find_spec("opentelemetry.exporter.otlp.proto.grpc") is not None
-    except ModuleNotFoundError:  # of a package around it
-        return False
 
 
 class RequestTraces(Observer):

@@ -13,7 +13,7 @@ from ..http.framing import HttpRequest
 from ..http.listener import Listener
 from ..http.metrics_port import PATH, metrics_route
 from ..http.problems import retry_headers
-from ..http.router import HttpRoute, HttpRouter, rules_of
+from ..http.router import HttpRoute, HttpRouter, names_of
 from ..metrics.exposition import MetricsCollector
 from ..operations.lifecycle import ServerState
 from ..options import ServerOptions
@@ -43,13 +43,13 @@ class HttpPort(Listener):
 
     def __init__(self, options: ServerOptions) -> None:
         super().__init__("HTTP", options.host, options.http_port or 0, options.max_connections, options.certificates)
-        self._origins = rules_of(options)
+        self._own_names = names_of(options)
 
     async def open(self, frontend: Frontend) -> None:
         """Starts to listen; see `Port`."""
         runner = frontend.runner
         routes = routes_of(runner, MetricsCollector(runner.engine, frontend.statistics))
-        await self.listen(HttpRouter(routes, frontend, self._origins), frontend.log)
+        await self.listen(HttpRouter(routes, frontend, self._own_names), frontend.log)
 
 
 def routes_of(runner: RequestRunner, metrics: MetricsCollector) -> Mapping[str, HttpRoute]:

@@ -7,7 +7,7 @@ import pytest
 from tk.infer.serve.access.tokens import Caller, line_of, token_digest
 from tk.infer.serve.http.framing import HttpRequest
 from tk.infer.serve.http.problems import HttpProblem
-from tk.infer.serve.http.router import rules_of
+from tk.infer.serve.http.router import check_origin, names_of
 from tk.infer.serve.options import ServerOptions
 from tk.tests.infer.serve.fake_engine import FakeEngine
 from tk.tests.infer.serve.http.http_server import HttpServerThread
@@ -19,7 +19,7 @@ def status_for(options: ServerOptions, **headers: str) -> int:
     """The status with which a request is refused; 200 if it is not."""
     given = [(name.replace("_", "-"), value) for name, value in headers.items()]
     try:
-        rules_of(options).check(HttpRequest("POST", "/v1/completions", given))
+        check_origin(HttpRequest("POST", "/v1/completions", given), names_of(options))
     except HttpProblem as problem:
         return problem.status
     return 200
