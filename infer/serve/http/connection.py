@@ -260,26 +260,22 @@ class HttpConnection:
 
     async def _refuse(self, error: HttpProblem | h11.RemoteProtocolError) -> None:
         """Answers what could not be read as a request."""
-        if isinstance(error, HttpProblem):
-            problem = error
-        else:  # the bytes, which h11 adds after a colon, may be of a prompt, and the problem is logged
-            problem = HttpProblem(f"This is not HTTP/1.1: {str(error).partition(':')[0]}.", error.error_status_hint)
+        if not isinstance(error, HttpProblem):  # the bytes, which h11 adds after a colon, may be of a prompt
+            error = HttpProblem(f"This is not HTTP/1.1: {str(error).partition(':')[0]}.", error.error_status_hint)
         self._is_last = True
-        self._on_refusal(problem, self._client, self._id)
+        self._on_refusal(error, self._client, self._id)
         if not self.has_begun:
-            await self.problem(problem)
+            await self.problem(error)
 
     def _head(self, status: int, content_type: str, headers: Headers) -> h11.Response:
-        all_headers = [
+        own_headers = [
             ("date", formatdate(usegmt=True)),
             ("content-type", content_type),
             ("x-content-type-options", "nosniff"),
             (METADATA_KEY, self._id),
-            *headers,
         ]
-        if self._is_last:
-            all_headers.append(("connection", "close"))
-        return h11.Response(status_code=status, headers=all_headers)
+        closing = [("connection", "close")] if self._is_last else []
+        return h11.Response(status_code=status, headers=[*own_headers, *headers, *closing])
 
     async def _send(self, *events: h11.Event) -> None:
         data = b"".join(self._http.send(event) or b"" for event in events)

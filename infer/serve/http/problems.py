@@ -85,11 +85,9 @@ def body_of(error: Exception) -> dict[str, Any]:
 def headers_of(error: Exception) -> Headers:
     """Returns the headers that an error adds to its reply."""
     status = status_of(error)
-    found = list(error.headers) if isinstance(error, HttpProblem) else []
-    found += retry_headers(status, getattr(error, "retry_after", None))
-    if status == 401:
-        found.append(("www-authenticate", "Bearer"))
-    return found
+    own = error.headers if isinstance(error, HttpProblem) else ()
+    challenge = [("www-authenticate", "Bearer")] if status == 401 else []
+    return [*own, *retry_headers(status, getattr(error, "retry_after", None)), *challenge]
 
 
 def retry_headers(status: int, seconds: float | None = None) -> Headers:

@@ -104,8 +104,8 @@ def check_origin(request: HttpRequest, names: Sequence[str]) -> None:
     """Checks where a request comes from.
 
     Args:
-        request: the request.
-        names: the names under which the server may be asked, in small letters; none = every name.
+        request: what a browser may have sent, with its headers.
+        names: those under which the server may be asked, in small letters; none = every name.
 
     Raises:
         HttpProblem: a page of another site sent it (403), or it has a name that is not the server's (421).

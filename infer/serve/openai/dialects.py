@@ -208,14 +208,19 @@ def _content(message: Fields) -> str:
 
 def _options(fields: Fields) -> dict[str, Any]:
     """Takes the options that both dialects share; returns those that are set, as arguments of SamplingParams."""
-    found: dict[str, Any] = {name: fields.number(name) for name in _NUMBERS}
-    found |= {"top_k": fields.integer("top_k"), "seed": fields.integer("seed", 2**64 - 1), "n": fields.integer("n")}
-    found["json_schema"] = _schema(fields.object("response_format"))
-    found["max_new_tokens"] = _length(fields)
-    found["min_new_tokens"] = fields.integer("min_tokens")
-    found["logit_bias"] = fields.numbers_by_id("logit_bias")
-    found["stop"], found["stop_token_ids"] = tuple(fields.texts("stop")), tuple(fields.integers("stop_token_ids"))
-    found["ignore_eos"] = fields.flag("ignore_eos")
+    found: dict[str, Any] = {
+        **{name: fields.number(name) for name in _NUMBERS},
+        "top_k": fields.integer("top_k"),
+        "seed": fields.integer("seed", 2**64 - 1),
+        "n": fields.integer("n"),
+        "json_schema": _schema(fields.object("response_format")),
+        "max_new_tokens": _length(fields),
+        "min_new_tokens": fields.integer("min_tokens"),
+        "logit_bias": fields.numbers_by_id("logit_bias"),
+        "stop": tuple(fields.texts("stop")),
+        "stop_token_ids": tuple(fields.integers("stop_token_ids")),
+        "ignore_eos": fields.flag("ignore_eos"),
+    }
     fields.text("user")  # a name for the operator's own records: it changes nothing
     return {name: value for name, value in found.items() if value is not None}
 
