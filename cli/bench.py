@@ -11,7 +11,7 @@ from .common import PATH, print_json
 from .connection_options import connection_options, take_credentials
 
 if TYPE_CHECKING:
-    from ..infer.client.credentials import Credentials
+    from ..infer.client.connection import Credentials
     from ..infer.client.load_test import Observation, Workload
 
 _RANGE: Final = re.compile(r"(\d+)(?:-(\d+))?")

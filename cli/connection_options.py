@@ -10,7 +10,7 @@ import click
 from .common import PathType
 
 if TYPE_CHECKING:
-    from ..infer.client.credentials import Credentials
+    from ..infer.client.connection import Credentials
 
 TOKEN_VARIABLE: Final = "TK_TOKEN"
 _FILE: Final = PathType(exists=True, dir_okay=False, path_type=Path)
@@ -39,7 +39,7 @@ def take_credentials(options: dict[str, Any]) -> "Callable[[], Credentials]":
     tls, ca, cert, key = (options.pop(name) for name in ("tls", "tls_ca", "tls_cert", "tls_key"))
 
     def make() -> "Credentials":
-        from ..infer.client.credentials import Credentials
+        from ..infer.client.connection import Credentials
 
         return Credentials(token=os.environ.get(TOKEN_VARIABLE), tls=tls, ca=ca, cert=cert, key=key)
 

@@ -27,7 +27,7 @@ from .engine_options import (
 
 if TYPE_CHECKING:
     from ..infer.client.client import Client
-    from ..infer.client.credentials import Credentials
+    from ..infer.client.connection import Credentials
     from ..infer.engine.llm import LLM
     from ..infer.engine.request.completion import Completion
     from ..infer.engine.request.events import ModelInfo

@@ -7,7 +7,7 @@ from ..core.public_names import public_names
 if TYPE_CHECKING:
     from .client.client import AsyncClient as AsyncClient
     from .client.client import Client as Client
-    from .client.credentials import Credentials as Credentials
+    from .client.connection import Credentials as Credentials
     from .engine.async_llm import AsyncLLM as AsyncLLM
     from .engine.llm import LLM as LLM
     from .engine.request.completion import Choice as Choice
@@ -25,7 +25,7 @@ else:
             "CacheOptions": ".engine.request.request",
             "Choice": ".engine.request.completion",
             "Client": ".client.client",
-            "Credentials": ".client.credentials",
+            "Credentials": ".client.connection",
             "Completion": ".engine.request.completion",
             "Conversation": ".engine.request.prompts",
             "LLM": ".engine.llm",

@@ -31,7 +31,6 @@ FLOORS: dict[str, dict[str, int]] = {
     "core": {"cpu": 0, "errors": 0, "extras": 0, "process": 0, "native": 1},
     "infer": {"engine": 0, "client": 1, "serve": 2},
     "infer/client": {
-        "credentials": 0,
         "wire": 0,
         "outgoing": 1,
         "connection": 1,

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from tk.infer.client.client import Client
-from tk.infer.client.credentials import Credentials
+from tk.infer.client.connection import Credentials
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.serve.access.tokens import Caller, line_of, token_digest
 from tk.proto.v1 import generation_pb2 as pb

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tk.infer.client.client import Client
-from tk.infer.client.connection import RemoteError
-from tk.infer.client.credentials import Credentials
+from tk.infer.client.connection import Credentials, RemoteError
 from tk.tests.infer.serve.serving import WAIT_SECONDS, Command
 
 pytestmark = pytest.mark.real

@@ -182,11 +182,6 @@ class SamplingParams:
             value = getattr(self, name)
             if each.allowed is not None and value is not None and not each.allowed.has(value):
                 raise _bad(name, value, each.allowed.words)
-        self._validate_bias(vocab_size)
-        self._validate_stopping(vocab_size)
-        self._validate_constraint()
-
-    def _validate_bias(self, vocab_size: int) -> None:
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise _bad("logit_bias", f"{len(self.logit_bias)} entries", f"at most {MAX_LOGIT_BIAS}")
         for token, bias in self.logit_bias.items():
@@ -194,16 +189,6 @@ class SamplingParams:
                 raise _bad("logit_bias", f"token id {token}", f"ids below the vocabulary's {vocab_size}")
             if not math.isfinite(bias):
                 raise _bad("logit_bias", bias, "finite values")
-
-    def _validate_constraint(self) -> None:
-        given = [kind for kind in _CONSTRAINTS if getattr(self, kind) is not None]
-        for kind in given[1:]:
-            raise _bad(kind, f"set beside {given[0]}", "the only one of json_schema, regex and grammar")
-        for name in ("min_new_tokens", "ignore_eos"):
-            if given and getattr(self, name):
-                raise _bad(name, getattr(self, name), f"unset beside {given[0]}, which says where to end")
-
-    def _validate_stopping(self, vocab_size: int) -> None:
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise _bad("min_new_tokens", self.min_new_tokens, f"at most max_new_tokens = {self.max_new_tokens}")
         if len(self.stop) > MAX_STOP_STRINGS:
@@ -216,6 +201,12 @@ class SamplingParams:
         for token in self.stop_token_ids:
             if not 0 <= token < vocab_size:
                 raise _bad("stop_token_ids", token, f"ids below the vocabulary's {vocab_size}")
+        given = [kind for kind in _CONSTRAINTS if getattr(self, kind) is not None]
+        for kind in given[1:]:
+            raise _bad(kind, f"set beside {given[0]}", "the only one of json_schema, regex and grammar")
+        for name in ("min_new_tokens", "ignore_eos"):
+            if given and getattr(self, name):
+                raise _bad(name, getattr(self, name), f"unset beside {given[0]}, which says where to end")
 
 
 # All options by name, in the order above.

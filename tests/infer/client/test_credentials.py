@@ -6,7 +6,7 @@ import pytest
 
 from tk.core.errors import ConfigError
 from tk.infer.client.client import Client
-from tk.infer.client.credentials import Credentials
+from tk.infer.client.connection import Credentials
 
 
 def test_the_token_is_sent_with_every_call_and_not_shown() -> None:

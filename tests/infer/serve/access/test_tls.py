@@ -11,8 +11,7 @@ import pytest
 
 from tk.core.errors import ConfigError
 from tk.infer.client.client import Client
-from tk.infer.client.connection import Unavailable
-from tk.infer.client.credentials import Credentials
+from tk.infer.client.connection import Credentials, Unavailable
 from tk.infer.serve.access.tls import Certificates, certificates_of
 from tk.infer.serve.options import ServerOptions
 from tk.tests.infer.serve.fake_engine import FakeEngine, ServerThread
