@@ -140,17 +140,13 @@ class EventStream:
             on_close: is called once, on the loop, when both the engine and the reader are done with the request.
         """
         self.loop = asyncio.get_running_loop()
-        self._wakeups = wakeups
-        self._on_close = on_close
+        self._wakeups, self._on_close = wakeups, on_close
         self._ready = asyncio.Event()
         self._preparing: asyncio.Timeout | None = None
         self._hold: object | None = None  # while the reader is not woken although there are tokens for it
         self._lock = threading.Lock()  # guards all below
         self._events = _EventQueue()
-        self._wake_due = False
-        self._ended = False
-        self._left = False
-        self._closed = False
+        self._wake_due = self._ended = self._left = self._closed = False
 
     def push(self, event: Event) -> None:
         """Queues an event, from any thread, without blocking, for the reader to find after the next flush.

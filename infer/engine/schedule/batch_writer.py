@@ -37,7 +37,7 @@ class BatchWriter:
     def __init__(self, num_slots: int) -> None:
         self._free = list(range(num_slots - 1, -1, -1))
         self._slots: dict[Sample, _Slot] = {}
-        self._decoding: list[Sample] = []  # of the step before, if `NextTokens` could follow it
+        self._decoding: list[tuple[Sample, _Slot]] = []  # of the step before, if `NextTokens` could follow it
 
     def can_write(self, chunk: ScheduledChunk) -> bool:
         """Returns whether a chunk can be computed before the sample's last token is known.
@@ -80,18 +80,17 @@ class BatchWriter:
             chunk.sample is sample
             and chunk.length == 1
             and sample.output.tokens[-1] == UNKNOWN
-            and not sample.table.twins
-            and sample.table.fork is None
-            and self._slots[sample].preemptions == sample.preemptions
-            and len(sample.table.blocks) <= self._slots[sample].num_blocks + 1
-            for chunk, sample in zip(chunks, self._decoding, strict=True)
+            and not (table := sample.table).twins
+            and table.fork is None
+            and slot.preemptions == sample.preemptions
+            and len(table.blocks) <= slot.num_blocks + 1
+            for chunk, (sample, slot) in zip(chunks, self._decoding, strict=True)
         )
 
     def _new_blocks(self) -> "array[int]":
         """Returns the numbers of the spans that have a new block, and the blocks, in turn."""
         blocks = array("i")
-        for i, sample in enumerate(self._decoding):
-            slot = self._slots[sample]
+        for i, (sample, slot) in enumerate(self._decoding):
             if len(sample.table.blocks) > slot.num_blocks:
                 slot.num_blocks += 1
                 blocks.extend((i, sample.table.blocks[-1]))
@@ -100,7 +99,7 @@ class BatchWriter:
     def _changes(
         self, chunks: Sequence[ScheduledChunk], scored: Sequence[ScoredRow], with_candidates: bool
     ) -> StepMessage:
-        decoding: list[Sample] = []
+        decoding: list[tuple[Sample, _Slot]] = []
         spans, tokens, blocks, twins, forks = (array("i") for _ in range(5))
         opened: list[tuple[int, Sample]] = []
         num_masks = 0
@@ -110,34 +109,35 @@ class BatchWriter:
             if slot is None or slot.preemptions != sample.preemptions:
                 slot = self._open(sample)
                 opened.append((slot.number, sample))
-            num_prompt, output = sample.num_prompt, sample.output.tokens
-            is_fed = stop > num_prompt and output[stop - num_prompt - 1] == UNKNOWN
+            num_prompt, output, table = sample.num_prompt, sample.output, sample.table
+            is_fed = stop > num_prompt and output.tokens[stop - num_prompt - 1] == UNKNOWN
             if is_fed:
                 assert stop - start == 1, "an unknown token is computed alone, or before proposals"
             elif stop - start == 1:
-                tokens.append(output[start - num_prompt] if start >= num_prompt else sample.request.token_ids[start])
+                is_new = start >= num_prompt
+                tokens.append(output.tokens[start - num_prompt] if is_new else sample.request.token_ids[start])
             else:
                 tokens.extend(sample.tokens(start, stop))
             tokens.extend(chunk.proposals)
-            num_added = len(sample.table.blocks) - slot.num_blocks
+            num_added = len(table.blocks) - slot.num_blocks
             if num_added:
-                blocks.extend(sample.table.blocks[slot.num_blocks :])
+                blocks.extend(table.blocks[slot.num_blocks :])
                 slot.num_blocks += num_added
-            if sample.table.twins:
-                twins.extend(sample.table.twins)
-                sample.table.twins = []
-            if sample.table.fork is not None:
-                forks.extend((slot.number, *sample.table.fork))
-                sample.table.fork = None
-            has_candidates = with_candidates and sample.output.has_candidates
-            is_masked = chunk.is_last and sample.output.matcher is not None and not has_candidates
+            if table.twins:
+                twins.extend(table.twins)
+                table.twins = []
+            if table.fork is not None:
+                forks.extend((slot.number, *table.fork))
+                table.fork = None
+            has_candidates = with_candidates and output.has_candidates
+            is_masked = chunk.is_last and output.matcher is not None and not has_candidates
             mask = WITH_CANDIDATES if has_candidates else num_masks if is_masked else NO_MASK
             num_rows = 1 + len(chunk.proposals) if chunk.is_last else 0
-            length = chunk.length
-            spans.extend((slot.number, start, length, length - is_fed, len(output), num_rows, num_added, mask))
+            length, num_new = chunk.length, len(output.tokens)
+            spans.extend((slot.number, start, length, length - is_fed, num_new, num_rows, num_added, mask))
             num_masks += is_masked
             if length == num_rows == 1 and slot.is_plain:
-                decoding.append(sample)
+                decoding.append((sample, slot))
         self._decoding = decoding if len(decoding) == len(chunks) and not (twins or forks or scored) else []
         rows = array("i", [value for row in scored for value in (row.token, row.target, row.num_top)])
         return StepMessage(

@@ -114,7 +114,7 @@ class BlockAllocator:
             return None
         if not self._free_twins:
             found = next((other for other in self._cached if other in self._twins), None)
-            assert found is not None, "more twins are used than sequences and steps need"
+            assert found is not None, "more twins are used than samples and steps need"
             del self._cached[found]
             self._forget(found)
             self._free.append(found)
@@ -143,7 +143,7 @@ class BlockAllocator:
         """Checks that free + used + cached blocks are all, and that `held` has each used block once per holder.
 
         Raises:
-            AssertionError: the books are not balanced.
+            AssertionError: the counts do not agree.
         """
         holders = Counter(held)
         wrong = {block for block in {*holders, *self._holders} if holders[block] != self._holders.get(block)}

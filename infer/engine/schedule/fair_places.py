@@ -65,7 +65,7 @@ class FairPlaces:
         self._places_per_block = limits.max_running / blocks.allocator.num_blocks
         self._seconds = 0.0
         self._are_behind = False  # whether running samples have yet to catch up
-        self._denied: dict[Sample, float] = {}  # those for whom nobody had to yield, and until when that holds
+        self._denied: dict[Sample, float] = {}  # those for whom no sample had to yield, and until when that holds
 
     def pass_time(self, seconds: float) -> None:
         """Records that a step took so long."""

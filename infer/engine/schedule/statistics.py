@@ -71,7 +71,7 @@ class EngineStatistics:
             return self._scheduler.allocator.num_available
 
     def load(self) -> EngineLoad:
-        """Returns the load now. The effort grows with the running sequences only."""
+        """Returns the load now. The effort grows with the running samples only."""
         scheduler = self._scheduler
         with self._lock:
             blocks, (prefill, decode) = scheduler.allocator, scheduler.activity.rates()

@@ -130,9 +130,7 @@ class StepBudget:
     """
 
     def __init__(self, max_tokens: int, max_seconds: float | None, cost: StepCost) -> None:
-        self._num_left = max_tokens
-        self._max_seconds = max_seconds
-        self._cost = cost
+        self._num_left, self._max_seconds, self._cost = max_tokens, max_seconds, cost
         self._size = StepSize()
         self._has_prompt = False
 

@@ -243,10 +243,8 @@ class WorkerGroup:
         if frame is not None:
             return frame
         code = self._processes.exit_code(rank, REPORT_TIMEOUT)
-        how = "closed its connection" if code is None else _describe_exit(code)
+        how = f"ended with exit code {code}"
+        if code is None or code < 0:
+            how = "closed its connection" if code is None else f"was killed by signal {-code}"
         process_id = self._processes.process_ids[rank]
         raise WorkerDied(f"Inference rank {rank} (process {process_id}) {how}; see its messages on stderr.")
-
-
-def _describe_exit(code: int) -> str:
-    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -24,9 +24,7 @@ class StopStrings:
     """
 
     def __init__(self, strings: Sequence[str], include: bool) -> None:
-        self._strings = strings
-        self._include = include
-        self._held = ""
+        self._strings, self._include, self._held = strings, include, ""
 
     def push(self, text: str, armed: bool) -> tuple[str, str | None]:
         """Adds a piece of text.
@@ -135,12 +133,8 @@ class DeltaBuilder:
         matcher: Matcher | None = None,
         end: PromptEnd = NO_PROMPT,
     ) -> None:
-        self.index = index
-        self.num_tokens = 0
-        self.begun = 0.0
-        self._params = params
-        self._eos_token_ids = eos_token_ids
-        self._max_new_tokens = max_new_tokens
+        self.index, self.num_tokens, self.begun = index, 0, 0.0
+        self._params, self._eos_token_ids, self._max_new_tokens = params, eos_token_ids, max_new_tokens
         self._matcher = matcher
         self._stream = DetokenizerStream(tokenizer, params.keep_special_tokens, end) if tokenizer else _NoText()
         self._placed = PlacedTokens()

@@ -24,20 +24,19 @@ class _Account:
 
 
 class FairShare:
-    """The virtual times of the principals with live samples, and of idle ones that are still in debt."""
+    """The virtual times of the principals with live samples, and of idle ones that are still in debt.
+
+    Attributes:
+        num_busy: the number of principals with live samples.
+    """
 
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
         self._idle: LazyHeap[str] = LazyHeap()
         self._time = 0.0
-        self._num_busy = 0
+        self.num_busy = 0
         self._weight = 0.0  # of the busy ones together
         self._tokens = 0.0  # the sum of their times multiplied by their weights
-
-    @property
-    def num_busy(self) -> int:
-        """The number of principals with live samples."""
-        return self._num_busy
 
     def enter(self, principal: str, weight: float) -> None:
         """Records that a sample of the principal is live; the newest one's weight holds."""
@@ -58,9 +57,9 @@ class FairShare:
         if account.num_live:
             return
         self._count(account, -1)
-        self._follow()
+        self._raise_time()
         self._idle.push(principal, account.time)
-        while (first := self._idle.first()) is not None and (not self._num_busy or self._idle.key(first) <= self._time):
+        while (first := self._idle.first()) is not None and (not self.num_busy or self._idle.key(first) <= self._time):
             self._time = max(self._time, self._idle.key(first))
             self._idle.discard(first)
             del self._accounts[first]
@@ -78,7 +77,7 @@ class FairShare:
         if account.time < self._time:
             self._tokens += (self._time - account.time) * account.weight
             account.time = self._time
-            self._follow()
+            self._raise_time()
 
     def part(self, principal: str, weight: float) -> float:
         """Returns the part of the engine that is a principal's: its weight among those of the busy ones and its own."""
@@ -105,13 +104,13 @@ class FairShare:
 
     def _count(self, account: _Account, sign: int) -> None:
         """Counts a principal as busy, or as not busy any more."""
-        self._num_busy += sign
+        self.num_busy += sign
         self._weight += sign * account.weight
         self._tokens += sign * account.time * account.weight
-        if not self._num_busy:
+        if not self.num_busy:
             self._weight = self._tokens = 0.0  # and not what rounding left of them
 
-    def _follow(self) -> None:
+    def _raise_time(self) -> None:
         """Moves the system's time to the mean of the busy principals' times, if that is later."""
-        if self._num_busy:
+        if self.num_busy:
             self._time = max(self._time, self._tokens / self._weight)

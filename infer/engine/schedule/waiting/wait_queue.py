@@ -145,7 +145,7 @@ class WaitQueue:
                 is_new = not min(members, key=lambda s: s.order).has_begun
                 assert is_new == (principal in level.new_turns), "the turns of those that have not begun"
         assert len(seen) == len(self), "a sample is in two lines"
-        assert set(seen) == set(self), "the lines hold other sequences than the queue"
+        assert set(seen) == set(self), "the lines hold other samples than the queue"
 
     def _first(self, is_new: bool) -> Sample | None:
         priority = self._priorities.first()
