@@ -194,10 +194,10 @@ def serve(
         from ..infer.engine.engine import Engine  # while the workers import their modules
 
         with closing(Engine.begin(options, on_plan=_show, processes=processes)) as engine, ExitStack() as stack:
+            from ..infer.serve.app import End, serve_until_signal  # gRPC, while the workers load the model
             from ..infer.serve.operations.model_switch import ModelSwitch
             from ..infer.serve.operations.next_engine import begin_beside, run_of
             from ..infer.serve.operations.run_watcher import RunWatcher, watching
-            from ..infer.serve.until_signal import End, serve_until_signal  # gRPC, while the workers load the model
 
             run = run_of(engine) if follow else None
             switch = stack.enter_context(closing(ModelSwitch(engine, begin_beside)))

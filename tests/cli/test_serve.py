@@ -12,9 +12,9 @@ from tk.cli.main import main
 from tk.infer.engine.engine import Engine
 from tk.infer.engine.options import EngineOptions
 from tk.infer.engine.worker import processes
-from tk.infer.serve import until_signal
+from tk.infer.serve import app
+from tk.infer.serve.app import End
 from tk.infer.serve.options import ServerOptions
-from tk.infer.serve.until_signal import End
 from tk.tests.infer.serve.fake_engine import INFO
 
 
@@ -120,7 +120,7 @@ def test_options_reach_the_server_and_the_engine(
 
     monkeypatch.setattr(processes, "WorkerProcesses", NoProcesses)
     monkeypatch.setattr(Engine, "begin", begin)
-    monkeypatch.setattr(until_signal, "serve_until_signal", serve)
+    monkeypatch.setattr(app, "serve_until_signal", serve)
     sizes = ["--tp", "2", "--threads", "3", "--max-model-len", "64", "--kv-blocks", "9", "--max-queued", "0"]
     server = ["--port", "0", "--drain-timeout", "1.5", "--default-max-new-tokens", "7"]
     assert main(["serve", "model", "--no-prefix-cache", *sizes, *server]) == code

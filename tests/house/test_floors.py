@@ -72,7 +72,6 @@ FLOORS: dict[str, dict[str, int]] = {
         "open_inference": 6,
         "openai": 6,
         "app": 7,
-        "until_signal": 8,
     },
     "infer/serve/openai": {"page": 0},
     "model": {"shape": 0, "spec": 1, "window_keys": 1, "llama_family": 2, "architectures": 3},

@@ -11,7 +11,7 @@ from ..access.tls import CertificateReloader, Certificates
 from ..access.tokens import ADMIN
 from ..call.call import Frontend
 from ..call.checks import MAX_RESPONSE_BYTES
-from ..options import ServerOptions, not_ours
+from ..options import ServerOptions, address_of, not_ours
 from .calls import GrpcService, Guard
 from .health import HEALTH_SERVICE, Health
 from .reflection import add_reflection, known_names
@@ -101,7 +101,7 @@ class GrpcPorts:
             add_reflection(server, (*names, HEALTH_SERVICE))
         for service in services:
             service.add_to(server, frontend)
-        address, certificates = self._options.address_of(port), self._options.certificates
+        address, certificates = address_of(self._options.host, port), self._options.certificates
         try:
             if certificates is None or not services:
                 bound = server.add_insecure_port(address)
@@ -110,7 +110,7 @@ class GrpcPorts:
         except RuntimeError as error:
             raise not_ours(address, error) from error
         await server.start()
-        return self._options.address_of(bound)
+        return address_of(self._options.host, bound)
 
 
 def _credentials(files: Certificates) -> grpc.ServerCredentials:

@@ -14,8 +14,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tk.infer.serve.access.descriptors import MAX_CONNECTIONS
 from tk.infer.serve.grpc.ports import HANDSHAKE_MS, MAX_CALLS, MAX_PINGS
+from tk.infer.serve.options import MAX_CONNECTIONS
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import AdminStub, GenerationStub
 from tk.tests.infer.serve.fake_engine import FakeEngine, ServerThread

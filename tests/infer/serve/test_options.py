@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tk.core.errors import ConfigError
-from tk.infer.serve.options import ServerOptions, check_address
+from tk.infer.serve.options import ServerOptions, address_of, check_address
 
 
 def test_a_free_address_passes_and_stays_free() -> None:
@@ -14,7 +14,7 @@ def test_a_free_address_passes_and_stays_free() -> None:
         port = probe.getsockname()[1]
     for _ in range(2):
         check_address(ServerOptions(port=port))
-    assert ServerOptions(host="::1", port=port).address == f"[::1]:{port}"
+    assert address_of("::1", port) == f"[::1]:{port}"
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])

@@ -12,8 +12,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tk.core.errors import Cancelled, TkError
 from tk.infer.engine.request.events import Done, Failed
 from tk.infer.engine.request.request import Request
+from tk.infer.serve.app import End, serve_until_signal
 from tk.infer.serve.options import ServerOptions
-from tk.infer.serve.until_signal import End, serve_until_signal
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import GenerationStub
 from tk.tests.infer.serve.fake_engine import WAIT_SECONDS, FakeEngine, delta, finished, started

@@ -16,8 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tk.core.errors import ConfigError
 from tk.infer.client.client import Client
 from tk.infer.engine.request.sampling_params import SamplingParams
-from tk.infer.serve.access import descriptors
-from tk.infer.serve.access.descriptors import MAX_CONNECTIONS, connections_per_port, raised_limit
+from tk.infer.serve import options as descriptors
+from tk.infer.serve.options import MAX_CONNECTIONS, connections_per_port, raised_limit
 from tk.tests.infer.serve.serving import WAIT_SECONDS, Command, Serving
 from tk.tests.infer.serve.tiny_model import write_tiny_model
 
