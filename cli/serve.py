@@ -24,8 +24,7 @@ from .engine_options import (
 if TYPE_CHECKING:
     from ..infer.engine.planning.memory_plan import MemoryPlan
     from ..infer.engine.request.events import ModelInfo
-    from ..infer.serve.http.metrics_port import MetricsPort
-    from ..infer.serve.openai.http_port import HttpPort
+    from ..infer.serve.http.listener import Listener
     from ..infer.serve.options import ServerOptions
 
 EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 1
@@ -219,7 +218,7 @@ def serve(
     click.get_current_context().exit(codes.get(end, EXIT_INTERRUPTED))
 
 
-def _show_ready(kernels: str, threads: str, address: str, ports: "list[HttpPort | MetricsPort]") -> None:
+def _show_ready(kernels: str, threads: str, address: str, ports: "list[Listener]") -> None:
     click.echo(f"{'kernels':<10}{kernels}\n{'threads':<10}{threads}", err=True)
     click.echo(f"ready {address}")
     for port in (each for each in ports if each.name == "HTTP"):
@@ -240,7 +239,7 @@ def _server_options(values: dict[str, Any]) -> "ServerOptions":
     return options
 
 
-def _ports(options: "ServerOptions") -> "list[HttpPort | MetricsPort]":
+def _ports(options: "ServerOptions") -> "list[Listener]":
     """Returns the ports beside that of gRPC.
 
     Raises:
@@ -249,17 +248,15 @@ def _ports(options: "ServerOptions") -> "list[HttpPort | MetricsPort]":
     if options.http_port is None and options.metrics_port is None:
         return []
     try:
-        from ..infer.serve.http.metrics_port import MetricsPort
-        from ..infer.serve.openai.http_port import HttpPort
+        from ..infer.serve.http.metrics_port import metrics_port_of
+        from ..infer.serve.openai.http_port import http_port_of
     except ModuleNotFoundError as error:
         if error.name != "h11":
             raise
         name = "--metrics-port" if options.http_port is None else "--http"
         raise ConfigError(f"{name} needs h11: {install_line('http')}.") from error
-    ports: list[HttpPort | MetricsPort] = [] if options.http_port is None else [HttpPort(options)]
-    if options.metrics_port is not None:
-        ports.append(MetricsPort(options))
-    return ports
+    ports = [] if options.http_port is None else [http_port_of(options)]
+    return ports if options.metrics_port is None else [*ports, metrics_port_of(options)]
 
 
 def _show(info: "ModelInfo", memory: "MemoryPlan") -> None:

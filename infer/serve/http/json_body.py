@@ -123,11 +123,8 @@ class Fields:
 
     def texts(self, name: str) -> list[str]:
         """Takes a text or a list of texts."""
-        value = self.anything(name)
-        texts = [] if value is None else [value] if isinstance(value, str) else value
-        if not isinstance(texts, list):
-            raise self.wrong(name, value, "a string or a list of strings")
-        return [self.as_text(text, name) for text in texts]
+        value = self._checked(name, lambda value: isinstance(value, str | list), "a string or a list of strings")
+        return [self.as_text(text, name) for text in ([value] if isinstance(value, str) else value or [])]
 
     def integers(self, name: str) -> list[int]:
         """Takes a list of token ids."""

@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import Final
 
 from ..access.tls import Certificates
+from ..call.call import Frontend
 from ..call.request_ids import METADATA_KEY, made_id
-from ..call.request_log import RequestLog
 from ..options import address_of, not_ours
 from .connection import Answer, HttpConnection, client_of
 from .json_body import dumped
@@ -95,36 +95,34 @@ class Listener:
         host: the address to listen on.
         port: the port to listen on; 0 = any free port.
         most_connections: the number of connections that it takes.
+        router_of: makes what answers the requests, for the part of a server that the calls of all protocols share.
         certificates: the certificates of TLS; None = connections are not encrypted.
+        names: the names of calls and fields in its protocol, which the log may have.
 
     Attributes:
         address: HOST:PORT, once it listens.
-        names: the names of calls and fields in its protocol, which the log may have.
     """
 
-    names: Set[str] = frozenset()
-
     def __init__(
-        self, name: str, host: str, port: int, most_connections: int, certificates: Certificates | None = None
+        self,
+        name: str,
+        host: str,
+        port: int,
+        most_connections: int,
+        router_of: Callable[[Frontend], Answer],
+        certificates: Certificates | None = None,
+        names: Set[str] = frozenset(),
     ) -> None:
-        self.name, self._host, self._port, self._certificates = name, host, port, certificates
-        self.most_connections = most_connections
+        self.name, self.names, self._host, self._port = name, names, host, port
+        self.most_connections, self._router_of, self._certificates = most_connections, router_of, certificates
         self._connections: dict[HttpConnection, asyncio.Task[None]] = {}
         self._acceptor: Acceptor | None = None
         self._is_draining = False
         self.address = ""
 
-    async def listen(self, answer: Answer, log: RequestLog) -> None:
-        """Starts to listen.
-
-        Args:
-            answer: answers the requests.
-            log: the log of calls.
-
-        Raises:
-            ConfigError: the address is in use or not available.
-        """
-        self._answer, self._log = answer, log
+    async def open(self, frontend: Frontend) -> None:
+        """Starts to listen; raises ConfigError if the address is in use or not available."""
+        self._answer, self._log = self._router_of(frontend), frontend.log
         context = None if self._certificates is None else tls_context(self._certificates)
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         try:

@@ -17,21 +17,15 @@ PATH: Final = "/metrics"
 MAX_CONNECTIONS: Final = 64
 
 
-class MetricsPort(Listener):
-    """The port of metrics of a server.
+def metrics_port_of(options: ServerOptions) -> Listener:
+    """Returns the port of metrics of a server."""
 
-    Args:
-        options: the options of the server.
-    """
-
-    def __init__(self, options: ServerOptions) -> None:
-        most = min(MAX_CONNECTIONS, options.max_connections)
-        super().__init__("metrics", options.metrics_host, options.metrics_port or 0, most)
-
-    async def open(self, frontend: Frontend) -> None:
-        """Starts to listen; see `Port`."""
+    def router_of(frontend: Frontend) -> HttpRouter:
         route = metrics_route(MetricsCollector(frontend.runner.engine, frontend.statistics), None)
-        await self.listen(HttpRouter({PATH: route}, replace(frontend, callers=Callers())), frontend.log)
+        return HttpRouter({PATH: route}, replace(frontend, callers=Callers()))
+
+    most = min(MAX_CONNECTIONS, options.max_connections)
+    return Listener("metrics", options.metrics_host, options.metrics_port or 0, most, router_of)
 
 
 def metrics_route(metrics: MetricsCollector, role: str | None) -> HttpRoute:

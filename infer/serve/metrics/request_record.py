@@ -121,11 +121,12 @@ class RequestRecord:
     @property
     def limits(self) -> dict[str, float]:
         """The limits that the caller asked for, by name."""
-        found: dict[str, float | None] = {}
-        if self.terms.deadline is not None:
-            found["deadline_seconds"] = round(self.terms.deadline - self._begun, 3)
-        if (params := self.terms.params) is not None:
-            found |= {"max_new_tokens": params.max_new_tokens, "n": params.n}
+        deadline, params = self.terms.deadline, self.terms.params
+        found = {
+            "deadline_seconds": None if deadline is None else round(deadline - self._begun, 3),
+            "max_new_tokens": None if params is None else params.max_new_tokens,
+            "n": None if params is None else params.n,
+        }
         return {name: value for name, value in found.items() if value is not None}
 
     @property

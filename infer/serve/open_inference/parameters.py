@@ -109,13 +109,11 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> int | float:
-    if isinstance(value, str):
-        with suppress(ValueError):
-            return int(value)
-        return float(value)
-    if isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError
-    return value if isinstance(value, int) else _as(float, value)
+    with suppress(ValueError):
+        return int(value) if isinstance(value, str) else value
+    return float(value)
 
 
 def _integer(value: Any, most: int = 2**32 - 1) -> int:
@@ -135,9 +133,8 @@ def _float(value: Any) -> float:
 
 def _parsed(value: Any) -> Any:
     """Returns what a text of JSON holds; None for anything else."""
-    if isinstance(value, str):
-        with suppress(ValueError, RecursionError):
-            return json.loads(value)
+    with suppress(TypeError, ValueError, RecursionError):
+        return json.loads(value)
     return None
 
 

@@ -23,7 +23,7 @@ from .page.files import page_routes
 
 _MODELS: Final = "/v1/models/"  # followed by the name of one
 # The names of fields in errors, which the log may have.
-_NAMES: Final = frozenset(
+NAMES: Final = frozenset(
     (
         *("include_usage", "json_schema", "logprobs", "max_completion_tokens", "max_tokens", "messages", "min_tokens"),
         *("name", "prompt", "response_format", "schema", "stream", "stream_options", "strict", "top_logprobs", "type"),
@@ -32,24 +32,15 @@ _NAMES: Final = frozenset(
 )
 
 
-class HttpPort(Listener):
-    """The HTTP port of a server.
+def http_port_of(options: ServerOptions) -> Listener:
+    """Returns the HTTP port of a server."""
 
-    Args:
-        options: the options of the server.
-    """
+    def router_of(frontend: Frontend) -> HttpRouter:
+        routes = routes_of(frontend.runner, MetricsCollector(frontend.runner.engine, frontend.statistics))
+        return HttpRouter(routes, frontend, names_of(options))
 
-    names = _NAMES
-
-    def __init__(self, options: ServerOptions) -> None:
-        super().__init__("HTTP", options.host, options.http_port or 0, options.max_connections, options.certificates)
-        self._own_names = names_of(options)
-
-    async def open(self, frontend: Frontend) -> None:
-        """Starts to listen; see `Port`."""
-        runner = frontend.runner
-        routes = routes_of(runner, MetricsCollector(runner.engine, frontend.statistics))
-        await self.listen(HttpRouter(routes, frontend, self._own_names), frontend.log)
+    place = options.host, options.http_port or 0
+    return Listener("HTTP", *place, options.max_connections, router_of, options.certificates, NAMES)
 
 
 def routes_of(runner: RequestRunner, metrics: MetricsCollector) -> Mapping[str, HttpRoute]:
@@ -63,8 +54,7 @@ def routes_of(runner: RequestRunner, metrics: MetricsCollector) -> Mapping[str, 
 
     async def models(request: HttpRequest, call: ServerCall, reply: HttpConnection) -> None:
         lifecycle.check_loaded()
-        described = [_described(runner, name) for name in runner.engine.info.names]
-        await reply.json({"object": "list", "data": described})
+        await reply.json({"object": "list", "data": [_described(runner, name) for name in runner.engine.info.names]})
 
     async def one_model(request: HttpRequest, call: ServerCall, reply: HttpConnection) -> None:
         lifecycle.check_loaded()

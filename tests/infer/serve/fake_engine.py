@@ -25,7 +25,7 @@ from tk.infer.engine.request.request import Request
 from tk.infer.engine.schedule.statistics import CacheReport, EngineLoad, EngineTotals
 from tk.infer.serve.app import Server
 from tk.infer.serve.engine_protocol import EngineProtocol
-from tk.infer.serve.http.metrics_port import MetricsPort
+from tk.infer.serve.http.metrics_port import metrics_port_of
 from tk.infer.serve.options import ServerOptions
 from tk.text.tokenizer import Tokenizer
 from tk.text.tokenizer_files import TextFiles
@@ -270,7 +270,7 @@ class ServerThread:
 
     def _ports(self, options: ServerOptions) -> list[Any]:
         """The ports beside that of gRPC."""
-        self.metrics = None if options.metrics_port is None else MetricsPort(options)
+        self.metrics = None if options.metrics_port is None else metrics_port_of(options)
         return [] if self.metrics is None else [self.metrics]
 
     @property

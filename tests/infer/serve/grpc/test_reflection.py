@@ -10,10 +10,10 @@ from tk.infer.serve.grpc.admin import ADMINISTRATION
 from tk.infer.serve.grpc.reflection import known_names
 from tk.infer.serve.grpc.service import GENERATION
 from tk.infer.serve.open_inference.service import OPEN_INFERENCE
-from tk.infer.serve.openai.http_port import HttpPort
+from tk.infer.serve.openai.http_port import NAMES
 from tk.tests.infer.serve.fake_engine import WAIT_SECONDS
 
-LOG = RequestLog(names=known_names((GENERATION, OPEN_INFERENCE, ADMINISTRATION)) | HttpPort.names)
+LOG = RequestLog(names=known_names((GENERATION, OPEN_INFERENCE, ADMINISTRATION)) | NAMES)
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])

@@ -6,7 +6,8 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from tk.infer.serve.openai.http_port import HttpPort
+from tk.infer.serve.http.listener import Listener
+from tk.infer.serve.openai.http_port import http_port_of
 from tk.infer.serve.options import ServerOptions
 from tk.tests.infer.serve.fake_engine import WAIT_SECONDS, ServerThread
 
@@ -14,10 +15,10 @@ from tk.tests.infer.serve.fake_engine import WAIT_SECONDS, ServerThread
 class HttpServerThread(ServerThread):
     """A Server with both ports."""
 
-    http: HttpPort
+    http: Listener
 
     def _ports(self, options: ServerOptions) -> list[Any]:
-        self.http = HttpPort(options)
+        self.http = http_port_of(options)
         return [self.http, *super()._ports(options)]
 
     @property

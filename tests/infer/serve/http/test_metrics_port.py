@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tk.core.errors import ConfigError
-from tk.infer.serve.http.metrics_port import MAX_CONNECTIONS, MetricsPort
+from tk.infer.serve.http.metrics_port import MAX_CONNECTIONS, metrics_port_of
 from tk.infer.serve.options import ServerOptions
 from tk.tests.infer.serve.fake_engine import WAIT_SECONDS, FakeEngine, ServerThread
 from tk.tests.infer.serve.hostile import connection, wait_until
@@ -39,7 +39,7 @@ def test_it_answers_in_the_text_format_while_the_model_is_loaded(server: ServerT
 def test_an_address_in_use_is_an_error(server: ServerThread, engine: FakeEngine) -> None:
     assert server.metrics is not None
     number = int(server.metrics.address.rpartition(":")[2])
-    second = MetricsPort(ServerOptions(metrics_port=number))
+    second = metrics_port_of(ServerOptions(metrics_port=number))
     with pytest.raises(ConfigError, match=rf"{number}.*in use"):
         server.run(second.open(server.server._frontend))
 

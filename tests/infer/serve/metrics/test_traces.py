@@ -116,7 +116,7 @@ def test_a_collector_that_does_not_answer_costs_spans_only(
 
 PROGRAM = """
 import sys, grpc
-from tk.infer.serve.openai.http_port import HttpPort
+from tk.infer.serve.openai.http_port import http_port_of
 from tk.tests.infer.serve.fake_engine import FakeEngine, ServerThread
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import GenerationStub
