@@ -56,16 +56,11 @@ class MetricEntry:
             histogram.add_metric([model], *value.read())
             return histogram
         metric = self.family(name, self.help, labels=[MODEL_LABEL, *([self.label] if self.label else [])])
-        rows: list[tuple[list[str], float]] = (
-            [([], value)]
-            if not isinstance(value, Mapping)
-            else [
-                ([label], count)
-                for label, count in list(value.items())  # the engine's thread may add one meanwhile
-            ]
-        )
-        for labels, number in rows:
-            metric.add_metric([model, *labels], number)
+        if isinstance(value, Mapping):
+            for label, count in list(value.items()):  # the engine's thread may add one meanwhile
+                metric.add_metric([model, label], count)
+        else:
+            metric.add_metric([model], value)
         return metric
 
 
