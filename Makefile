@@ -60,6 +60,7 @@ real: $(READY) $(LINK) ## tests with clients that are not ours, a browser and a 
 check: $(READY) $(LINK) ## format, lint, types, import floors
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
+	@find . \( -name .venv -o -name .build \) -prune -o -name '*.[ch]' -print | xargs $(BIN)/clang-format --dry-run -Werror
 	@MYPYPATH=.build $(BIN)/mypy -p tk
 	@$(BIN)/python -m pytest --quiet tests/house/test_floors.py
 

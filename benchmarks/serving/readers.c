@@ -13,12 +13,12 @@ typedef uint64_t vector __attribute__((vector_size(BYTES)));
 
 #define JOIN(a, b) a##b
 #define NAMED(a, b) JOIN(a, b)
-#define LINES 4         // cache lines of an iteration, each with a sum of its own
+#define LINES 4  // cache lines of an iteration, each with a sum of its own
 #define LINE 64
-#define AHEAD 4096      // bytes
+#define AHEAD 4096  // bytes
 
-static inline __attribute__((always_inline)) uint64_t add_up(const char *from, int64_t bytes, int64_t passes,
-                                                              int prefetch) {
+static inline
+    __attribute__((always_inline)) uint64_t add_up(const char *from, int64_t bytes, int64_t passes, int prefetch) {
     vector sums[LINES * LINE / BYTES] = {0};
     for (int64_t pass = 0; pass < passes; pass++)
         for (int64_t at = 0; at + LINES * LINE <= bytes; at += LINES * LINE) {

@@ -1,6 +1,6 @@
-/* Functions whose bits are the same as in exact_math.py and philox.py: fixed chains of IEEE operations, without libm.
- *
- * Loops run over a block of BLOCK tokens, so that every compiler makes vectors of them. */
+// Functions whose bits are the same as in exact_math.py and philox.py: fixed chains of IEEE operations, without libm.
+//
+// Loops run over a block of BLOCK tokens, so that every compiler makes vectors of them.
 #ifndef TK_EXACT_MATH_H
 #define TK_EXACT_MATH_H
 
@@ -10,37 +10,33 @@
 #include <stdint.h>
 #include <string.h>
 
-#define BLOCK 64      /* tokens that all passes over a row handle together */
-#define DRAWS (BLOCK / 4) /* Philox's draws for a block: four tokens share one */
+#define BLOCK 64           // tokens that all passes over a row handle together
+#define DRAWS (BLOCK / 4)  // Philox's draws for a block: four tokens share one
 
-static inline uint32_t float_bits(float value)
-{
+static inline uint32_t float_bits(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
 }
 
-static inline uint64_t double_bits(double value)
-{
+static inline uint64_t double_bits(double value) {
     uint64_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
 }
 
-static inline float float_of(uint32_t bits)
-{
+static inline float float_of(uint32_t bits) {
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
 }
 
-/* exp of a score from -80 to 0, with a relative error of 2.6e-7 near 0 and 1.1e-6 at -20. */
-static inline float exp_float(float x)
-{
+// exp of a score from -80 to 0, with a relative error of 2.6e-7 near 0 and 1.1e-6 at -20.
+static inline float exp_float(float x) {
     const float y = x * 1.44269504f;
-    const float t = y + 12582912.0f; /* rounds to an integer, which stands in the low bits */
+    const float t = y + 12582912.0f;  // rounds to an integer, which stands in the low bits
     const float f = y - (t - 12582912.0f);
-    float p = 1.3264724e-3f; /* 2^f, the least largest error among polynomials of this degree */
+    float p = 1.3264724e-3f;  // 2^f, the least largest error among polynomials of this degree
     p = p * f + 9.671513e-3f;
     p = p * f + 5.5507336e-2f;
     p = p * f + 2.4022242e-1f;
@@ -49,40 +45,29 @@ static inline float exp_float(float x)
     return p * float_of((float_bits(t) << 23) + 0x3F800000u);
 }
 
-static inline float larger(float a, float b)
-{
-    return a > b ? a : b;
-}
+static inline float larger(float a, float b) { return a > b ? a : b; }
 
-static inline float smaller(float a, float b)
-{
-    return a < b ? a : b;
-}
+static inline float smaller(float a, float b) { return a < b ? a : b; }
 
-/* Computes exp of the scores of a block, at most 0; below -80 it is that of -80, whose weight is 0. */
-static inline void block_exp(const float s[BLOCK], float e[BLOCK])
-{
+// Computes exp of the scores of a block, at most 0; below -80 it is that of -80, whose weight is 0.
+static inline void block_exp(const float s[BLOCK], float e[BLOCK]) {
     float x[BLOCK];
-    for (int i = 0; i < BLOCK; i++) /* a loop of its own, or compilers make a branch of it and no vectors of the rest */
+    for (int i = 0; i < BLOCK; i++)  // a loop of its own, or compilers make a branch of it and no vectors of the rest
         x[i] = larger(s[i], -80.0f);
-    for (int i = 0; i < BLOCK; i++)
-        e[i] = exp_float(x[i]);
+    for (int i = 0; i < BLOCK; i++) e[i] = exp_float(x[i]);
 }
 
-/* The power of two that, added and subtracted, rounds weights so that any sum of `vocab` of them is exact. */
-static inline double weight_bound(int64_t vocab)
-{
+// The power of two that, added and subtracted, rounds weights so that any sum of `vocab` of them is exact.
+static inline double weight_bound(int64_t vocab) {
     double bound = 1.0;
-    for (; vocab; vocab >>= 1)
-        bound *= 2.0;
+    for (; vocab; vocab >>= 1) bound *= 2.0;
     return bound;
 }
 
-/* The natural logarithm of a positive normal number (fdlibm, e_log.c). */
-static inline double log_double(double value)
-{
+// The natural logarithm of a positive normal number (fdlibm, e_log.c).
+static inline double log_double(double value) {
     int64_t bits = (int64_t)double_bits(value);
-    const int64_t k = (bits - 0x3FE6A09E00000000) >> 52; /* value = 2^k * m with m about in [sqrt(1/2), sqrt(2)) */
+    const int64_t k = (bits - 0x3FE6A09E00000000) >> 52;  // value = 2^k * m with m about in [sqrt(1/2), sqrt(2))
     bits = (int64_t)((uint64_t)bits - ((uint64_t)k << 52));
     double m;
     memcpy(&m, &bits, sizeof m);
@@ -99,34 +84,27 @@ static inline double log_double(double value)
     return k_double * 6.93147180369123816490e-01 - ((half_square - low) - f);
 }
 
-/* Standard Gumbel noise from a random word; it lies between -3.2 and 22.9. */
-static inline double gumbel(uint32_t word)
-{
-    return -log_double(-log_double(((double)word + 0.5) * 0x1p-32));
-}
+// Standard Gumbel noise from a random word; it lies between -3.2 and 22.9.
+static inline double gumbel(uint32_t word) { return -log_double(-log_double(((double)word + 0.5) * 0x1p-32)); }
 
-/* Sums of weights, as integers: adding `bound` rounds a weight to a multiple of bound * 2^-52 and leaves the multiple in
- * the bits of the double, which take no further operation to sum. */
+// Sums of weights, as integers: adding `bound` rounds a weight to a multiple of bound * 2^-52 and leaves the multiple
+// in the bits of the double, which take no further operation to sum.
 #define SUMS 8
 
-static inline void add_weights(const float e[BLOCK], double bound, uint64_t sum[SUMS])
-{
+static inline void add_weights(const float e[BLOCK], double bound, uint64_t sum[SUMS]) {
     for (int first = 0; first < BLOCK; first += SUMS)
-        for (int i = 0; i < SUMS; i++)
-            sum[i] += double_bits((double)e[first + i] + bound);
+        for (int i = 0; i < SUMS; i++) sum[i] += double_bits((double)e[first + i] + bound);
 }
 
-/* The sum of the weights of so many blocks. */
-static inline double sum_of(const uint64_t sum[SUMS], int64_t num_blocks, double bound)
-{
+// The sum of the weights of so many blocks.
+static inline double sum_of(const uint64_t sum[SUMS], int64_t num_blocks, double bound) {
     uint64_t total = 0;
-    for (int i = 0; i < SUMS; i++)
-        total += sum[i];
+    for (int i = 0; i < SUMS; i++) total += sum[i];
     return (double)(total - (uint64_t)(num_blocks * BLOCK) * double_bits(bound)) * (bound * 0x1p-52);
 }
 
-/* 64-bit lanes whose low halves are Philox's words; products take the low halves alone, so the high ones may hold anything.
- * Vectors by hand: gcc makes lanes of 32 bits of the plain loop, and spends most of it on moving them about. */
+// 64-bit lanes whose low halves are Philox's words; products take the low halves alone, so the high ones may hold
+// anything. Vectors by hand: gcc makes lanes of 32 bits of the plain loop, and spends most of it on moving them about.
 #if defined(__AVX512F__)
 #define LANES 8
 typedef uint64_t lanes __attribute__((vector_size(64)));
@@ -150,9 +128,8 @@ typedef uint32_t words __attribute__((vector_size(16)));
 
 #define ROUNDS 10
 
-/* Computes the keys of Philox's rounds, two for each. */
-static inline void philox_keys(uint64_t seed, lanes key[2 * ROUNDS])
-{
+// Computes the keys of Philox's rounds, two for each.
+static inline void philox_keys(uint64_t seed, lanes key[2 * ROUNDS]) {
     const lanes zero = {0};
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     for (int round = 0; round < ROUNDS; round++) {
@@ -163,14 +140,12 @@ static inline void philox_keys(uint64_t seed, lanes key[2 * ROUNDS])
     }
 }
 
-/* Philox4x32-10 (Salmon et al., SC 2011) of the counters (x0, x1, first + i, 0); see word_of. */
+// Philox4x32-10 (Salmon et al., SC 2011) of the counters (x0, x1, first + i, 0); see word_of.
 static inline void philox_block(const lanes key[2 * ROUNDS], uint32_t x0, uint32_t x1, uint32_t first,
-                                lanes word[BLOCK / 2 / LANES])
-{
+                                lanes word[BLOCK / 2 / LANES]) {
     const lanes zero = {0}, factor0 = zero + 0xD2511F53u, factor1 = zero + 0xCD9E8D57u;
     lanes number = zero + first;
-    for (int lane = 0; lane < LANES; lane++)
-        number[lane] += (uint64_t)lane;
+    for (int lane = 0; lane < LANES; lane++) number[lane] += (uint64_t)lane;
     for (int i = 0; i < BLOCK / 2 / LANES; i += 2, number += LANES) {
         lanes c0 = zero + x0, c1 = zero + x1, c2 = number, c3 = zero;
         for (int round = 0; round < ROUNDS; round++) {
@@ -185,21 +160,17 @@ static inline void philox_block(const lanes key[2 * ROUNDS], uint32_t x0, uint32
     }
 }
 
-/* Whether one of a block's words is at least `least`. */
-static inline int any_word(const lanes word[BLOCK / 2 / LANES], uint32_t least)
-{
+// Whether one of a block's words is at least `least`.
+static inline int any_word(const lanes word[BLOCK / 2 / LANES], uint32_t least) {
     lanes hit = {0};
     uint64_t any = 0;
-    for (int i = 0; i < BLOCK / 2 / LANES; i++)
-        hit |= (lanes)((words)word[i] >= least);
-    for (int lane = 0; lane < LANES; lane++)
-        any |= hit[lane];
+    for (int i = 0; i < BLOCK / 2 / LANES; i++) hit |= (lanes)((words)word[i] >= least);
+    for (int lane = 0; lane < LANES; lane++) any |= hit[lane];
     return any != 0;
 }
 
-/* The word of the block's token i, which is word i % 4 of its draw number i / 4. */
-static inline uint32_t word_of(const lanes word[BLOCK / 2 / LANES], int i)
-{
+// The word of the block's token i, which is word i % 4 of its draw number i / 4.
+static inline uint32_t word_of(const lanes word[BLOCK / 2 / LANES], int i) {
     const int draw = i / 4, pair = i % 4 / 2;
     return (uint32_t)(word[draw / LANES * 2 + pair][draw % LANES] >> (i % 2 * 32));
 }

@@ -1,18 +1,19 @@
 // Products of rounded rows with panels by TDPBF16PS (AMX), or by its model.
 //
-// Per 32 columns, the products of even and of odd columns are summed apart; their sum is added to the element. A panel's
-// 16 pairs of 16 columns are a tile as it lies in memory. Tiles 0 to 3 are sums; the others are rows and weights.
+// Per 32 columns, the products of even and of odd columns are summed apart; their sum is added to the element. A
+// panel's 16 pairs of 16 columns are a tile as it lies in memory. Tiles 0 to 3 are sums; the others are rows and
+// weights.
 #ifndef TK_AMX_H
 #define TK_AMX_H
 
 #include "model_dot.h"
 
-#define LINE 64        // bytes of a row of a tile
+#define LINE 64  // bytes of a row of a tile
 #define STEP_BYTES (BLOCK_COLUMNS / 2 * PAIR_BYTES)
-#define STEPS_TOGETHER 18 // of two panels, at most: three quarters of a first cache of 48 KiB
-#define LINES_AHEAD 6    // that each step fetches, of the panels that come next
+#define STEPS_TOGETHER 18  // of two panels, at most: three quarters of a first cache of 48 KiB
+#define LINES_AHEAD 6      // that each step fetches, of the panels that come next
 
-struct tile_shapes {   // the operand of LDTILECFG
+struct tile_shapes {  // the operand of LDTILECFG
     uint8_t palette, start_row, reserved[14];
     uint16_t bytes[16];
     uint8_t rows[16];
@@ -114,10 +115,11 @@ static void sum_block(const struct group *g, int64_t row, int64_t steps) {
     store_sums(sums, sums + 2 * PANEL, GROUP_COLUMNS);
 }
 
-// Two blocks of 16 rows, from row `row` on, by panels `first` and `first` + 1, steps [from, end): a load feeds two products.
-// Rows only pass the first cache, so that they do not displace the panels, which the next rows need again.
+// Two blocks of 16 rows, from row `row` on, by panels `first` and `first` + 1, steps [from, end): a load feeds two
+// products. Rows only pass the first cache, so that they do not displace the panels, which the next rows need again.
 // Each step fetches LINES_AHEAD lines from `ahead` on.
-static void sum_two_blocks(const struct group *g, int64_t row, int first, int64_t from, int64_t end, const char *ahead) {
+static void sum_two_blocks(const struct group *g, int64_t row, int first, int64_t from, int64_t end,
+                           const char *ahead) {
     const uint16_t *rows = g->rows + row / BLOCK_ROWS * g->block_values, *below = rows + g->block_values;
     float *sums = g->sums + row * GROUP_COLUMNS + first * PANEL;
     if (from) load_sums(sums, sums + BLOCK_ROWS * GROUP_COLUMNS, GROUP_COLUMNS);
@@ -137,7 +139,8 @@ static void sum_two_blocks(const struct group *g, int64_t row, int first, int64_
     store_sums(sums, sums + BLOCK_ROWS * GROUP_COLUMNS, GROUP_COLUMNS);
 }
 
-// Some steps of two panels stay in the first cache while all rows pass them: the second cache alone cannot feed the tiles.
+// Some steps of two panels stay in the first cache while all rows pass them: the second cache alone cannot feed the
+// tiles.
 static void sum_pair(const struct group *g, int first, int64_t paired, int64_t steps, const char *next) {
     const char *end = next + 2 * steps * STEP_BYTES;
     int64_t parts = (steps + STEPS_TOGETHER - 1) / STEPS_TOGETHER;
@@ -159,12 +162,12 @@ static void sum_group(const struct group *g) {
 }
 
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__)
-// Returns whether the CPU has tiles, the system saves them, and it permits this process to use them (Linux, arch_prctl):
-// asked before any thread of a pool starts.
+// Returns whether the CPU has tiles, the system saves them, and it permits this process to use them (Linux,
+// arch_prctl): asked before any thread of a pool starts.
 static int tiles_are_permitted(void) {
     enum { GET_PERMISSION = 0x1022, REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
     uint32_t a, b, c, d, low, high;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c >> 27 & 1)) return 0;                            // OSXSAVE
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c >> 27 & 1)) return 0;                             // OSXSAVE
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1)) return 0;  // AMX-BF16, AMX-TILE
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     uint64_t permitted = 0;

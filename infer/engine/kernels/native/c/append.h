@@ -1,12 +1,12 @@
-// The appends of keys and values to the cache: normed, rotated, and rounded once to the cache's format. What is stored of
-// a token depends on that token alone.
+// The appends of keys and values to the cache: normed, rotated, and rounded once to the cache's format. What is stored
+// of a token depends on that token alone.
 #ifndef TK_APPEND_H
 #define TK_APPEND_H
 
 #include "rows.h"
 
-#define LEAST_SCALE 1e-30f          // so that zeros are not divided by zero
-#define LEAST_FP16 5.9604645e-8f    // the least and the largest scale of int4
+#define LEAST_SCALE 1e-30f        // so that zeros are not divided by zero
+#define LEAST_FP16 5.9604645e-8f  // the least and the largest scale of int4
 #define LARGEST_FP16 65504.0f
 
 // A pass of the transform within vectors: of two lanes the lower becomes their sum, the upper their difference.
@@ -109,7 +109,8 @@ INLINE char *page(const struct model *m, int32_t layer, int64_t block, int value
 
 // The twin of a page in 4 bits: only such pages have one.
 INLINE char *twin_page(const struct model *m, int32_t layer, int64_t block, int values, int64_t head) {
-    int64_t index = (values && m->key_format == INT4 ? m->kv_heads : 0) + head;  // behind keys' twins, if there are some
+    int64_t index =
+        (values && m->key_format == INT4 ? m->kv_heads : 0) + head;  // behind keys' twins, if there are some
     return m->twins + (m->twin_of[block] * m->num_layers + layer) * m->twin_layer_bytes + index * m->twin_page_bytes;
 }
 
@@ -131,21 +132,19 @@ INLINE union stored round_values(int format, const float *x, float inverse) {
     return to;
 }
 
-// Stores up to PANEL rounded values of `size` bytes, a constant, of a token, behind each other along a page's panels or,
-// `across`, along their lines; `together`: the two of a pair lie side by side. `pair` is the first of their pairs of columns;
-// `place` the token's place in a panel, or in a pair.
+// Stores up to PANEL rounded values of `size` bytes, a constant, of a token, behind each other along a page's panels
+// or, `across`, along their lines; `together`: the two of a pair lie side by side. `pair` is the first of their pairs
+// of columns; `place` the token's place in a panel, or in a pair.
 INLINE void store_sized(const int64_t size, int together, const char *values, int64_t count, int across, char *pair,
                         int64_t place) {
     if (across && together)
         for (int64_t i = 0; i < count; i++) memcpy(pair + (2 * i + place) * size, values + i * size, (size_t)size);
-    else if (across)
-        memcpy(pair + place * PANEL * size, values, (size_t)(count * size));
+    else if (across) memcpy(pair + place * PANEL * size, values, (size_t)(count * size));
     else if (together)
         for (int64_t i = 0; i < count; i += 2, pair += 2 * PANEL * size)
             memcpy(pair + 2 * place * size, values + i * size, (size_t)(2 * size));
     else
-        for (int64_t i = 0; i < count; i++)
-            memcpy(pair + (i * PANEL + place) * size, values + i * size, (size_t)size);
+        for (int64_t i = 0; i < count; i++) memcpy(pair + (i * PANEL + place) * size, values + i * size, (size_t)size);
 }
 INLINE void store_values(int format, const char *values, int64_t count, int across, char *pair, int64_t place) {
     if (format == FP32) store_sized(4, 0, values, count, across, pair, place);
@@ -230,9 +229,11 @@ static void append_nibbles(const struct model *m, char *to, char *scales, int64_
         uint8_t *both = (uint8_t *)to + (values ? first / PANEL : offset / PANEL) * panel_bytes;
         both += values ? offset / 2 * pair_bytes(INT4) : first / 2 * pair_bytes(INT4) + offset % PANEL;
         if (values)
-            for (int64_t i = 0; i < count; i += PANEL) put_nibbles(both + i / PANEL * panel_bytes, codes + i, offset % 2);
+            for (int64_t i = 0; i < count; i += PANEL)
+                put_nibbles(both + i / PANEL * panel_bytes, codes + i, offset % 2);
         else
-            for (int64_t i = 0; i < count; i += 2) both[i / 2 * pair_bytes(INT4)] = (uint8_t)(codes[i] | codes[i + 1] << 4);
+            for (int64_t i = 0; i < count; i += 2)
+                both[i / 2 * pair_bytes(INT4)] = (uint8_t)(codes[i] | codes[i + 1] << 4);
     }
 }
 

@@ -1,6 +1,6 @@
 // Causal attention over the paged cache. The rows of a kv head's queries, tokens x heads of its group, are taken
-// up to ATTENTION_ROWS at a time, so that they share the reads of keys and values. A row's keys are summed tile by tile from
-// the sequence's start (online softmax: Milakov and Gimelshein, arXiv 1805.02867), split by split, and splits are
+// up to ATTENTION_ROWS at a time, so that they share the reads of keys and values. A row's keys are summed tile by tile
+// from the sequence's start (online softmax: Milakov and Gimelshein, arXiv 1805.02867), split by split, and splits are
 // merged in order: its bits depend on its own keys only. A key that a row must not see has the weight zero.
 #ifndef TK_ATTENTION_H
 #define TK_ATTENTION_H
@@ -44,13 +44,18 @@ static void score_tile_of_keys(const struct model *m, const struct operation *op
             continue;
         }
         const char *keys = page_of(m, op, item, at, 0);
-        struct product p = {w->queries, padded_head(m), item->rows, keys, n / 2 * pair_bytes(m->key_format),
-                            panels, n / 2, fetch_page(m, op, item, at, 1, panels * (n / 2))};
+        struct product p = {w->queries,
+                            padded_head(m),
+                            item->rows,
+                            keys,
+                            n / 2 * pair_bytes(m->key_format),
+                            panels,
+                            n / 2,
+                            fetch_page(m, op, item, at, 1, panels * (n / 2))};
         if (widen) multiply_block(m, op, item, at, 0, &p, w->widened, w->scores + at - low, KEY_TILE);
         else if (m->key_format == INT8)
             score_page(&p, w->query_scales, (const float *)(keys + m->scale_offset[0]), w->scores + at - low);
-        else
-            multiply_page(m->key_format, &p, w->scores + at - low, KEY_TILE, 0);
+        else multiply_page(m->key_format, &p, w->scores + at - low, KEY_TILE, 0);
     }
 }
 
@@ -65,8 +70,13 @@ static void add_tile_of_values(const struct model *m, const struct operation *op
             add_block(m, op, item, w, at, keys, w->scores + at - low, state->values);
             continue;
         }
-        struct product p = {w->scores + at - low, KEY_TILE, item->rows, page_of(m, op, item, at, 1),
-                            size / 2 * pair_bytes(m->value_format), panels, pairs,
+        struct product p = {w->scores + at - low,
+                            KEY_TILE,
+                            item->rows,
+                            page_of(m, op, item, at, 1),
+                            size / 2 * pair_bytes(m->value_format),
+                            panels,
+                            pairs,
                             fetch_page(m, op, item, at + KEY_TILE, 0, panels * pairs)};
         if (widen) multiply_block(m, op, item, at, 1, &p, w->widened, state->values, width);
         else if (int8) p.x = w->weights + at - low, sum_page(VALUE_TILES, &p, w->sums, width);
@@ -76,8 +86,8 @@ static void add_tile_of_values(const struct model *m, const struct operation *op
 }
 
 // The keys [low, high) of a tile: scores, softmax, weighted values.
-static void attend_tile(const struct model *m, const struct operation *op, const struct item *item,
-                        struct workspace *w, int64_t low, int64_t high, struct softmax *state) {
+static void attend_tile(const struct model *m, const struct operation *op, const struct item *item, struct workspace *w,
+                        int64_t low, int64_t high, struct softmax *state) {
     int64_t keys = (high - low + PANEL - 1) / PANEL * PANEL, size = m->block_size;
     int64_t int8 = m->value_format == INT8 && !is_widened(m, INT8);
     if (takes_tiles(m)) score_by_tiles(m, op, item, w, low, high);
@@ -191,7 +201,8 @@ static int find_unit(const struct model *m, const struct operation *op, int64_t 
                 return 1;
             }
             u->begin += u->splits * m->kv_heads;
-            if (shared) u->parts += m->kv_heads * splits * softmax_floats(u->item.rows, padded_head(m)), u->done += m->kv_heads;
+            if (shared)
+                u->parts += m->kv_heads * splits * softmax_floats(u->item.rows, padded_head(m)), u->done += m->kv_heads;
         }
     return 0;
 }

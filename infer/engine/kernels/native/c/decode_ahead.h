@@ -1,6 +1,6 @@
-// Steps without the worker's Python between them: while the engine's next frame says just that every sequence goes on with
-// the token that it sampled, the plan advances here, and results are sent from here. Weights drive Python's code and data
-// out of the caches, so a step of Python's costs half a millisecond, in which no thread reads weights.
+// Steps without the worker's Python between them: while the engine's next frame says just that every sequence goes on
+// with the token that it sampled, the plan advances here, and results are sent from here. Weights drive Python's code
+// and data out of the caches, so a step of Python's costs half a millisecond, in which no thread reads weights.
 //
 // infer/engine/step/channel.py states the frames, and native/decode_ahead.py gives their beginnings to struct channel.
 #ifndef TK_DECODE_AHEAD_H
@@ -77,9 +77,9 @@ static int consume_tokens(const struct channel *c, struct step *s) {
 
 // Masks for some rows of a step.
 struct masked {
-    int32_t count, words;  // rows; words of a mask
-    const uint32_t *masks; // [count][words]
-    const int32_t *rows;   // [count]
+    int32_t count, words;   // rows; words of a mask
+    const uint32_t *masks;  // [count][words]
+    const int32_t *rows;    // [count]
 };
 
 // Takes the masks with which rows are sampled again, into memory that the caller frees. NULL: the engine has ended, or

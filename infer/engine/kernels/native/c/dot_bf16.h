@@ -10,7 +10,7 @@
 #error "a panel is one vector of 16 floats"
 #endif
 
-#define DOT_ROWS 6     // 6 x 4 sums, four vectors of weights and one pair of a row fill 29 registers
+#define DOT_ROWS 6  // 6 x 4 sums, four vectors of weights and one pair of a row fill 29 registers
 typedef uint32_t pairs_vector __attribute__((vector_size(4 * VW), may_alias));
 
 INLINE vf dot_pairs(vf sums, pairs_vector weights, uint32_t pair) {

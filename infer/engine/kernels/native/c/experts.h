@@ -1,6 +1,6 @@
-// Mixtures of experts, EXPERT_TOKENS tokens at a time. Every (token, choice) pair has a row; rows are ordered by expert,
-// so that an expert's weights are read once for all its rows. A token adds its experts' outputs in ascending order of
-// their numbers, slice by slice: its bits do not depend on other tokens, nor, with slices, on tp.
+// Mixtures of experts, EXPERT_TOKENS tokens at a time. Every (token, choice) pair has a row; rows are ordered by
+// expert, so that an expert's weights are read once for all its rows. A token adds its experts' outputs in ascending
+// order of their numbers, slice by slice: its bits do not depend on other tokens, nor, with slices, on tp.
 #ifndef TK_EXPERTS_H
 #define TK_EXPERTS_H
 
@@ -39,7 +39,8 @@ static void route(const struct model *m, const struct operation *op, int32_t thr
     }
 }
 
-// The layout of m->pairs for one group of tokens: the rows' pairs, then each expert's first row, then the row of a pair.
+// The layout of m->pairs for one group of tokens: the rows' pairs, then each expert's first row, then the row of a
+// pair.
 struct pairs {
     int32_t *of_row, *first, *row_of;
 };
@@ -71,11 +72,13 @@ static void multiply_experts(const struct model *m, const struct operation *op, 
     struct share mine = share_of(m, op->experts * panels, thread);
     float *gathered = m->scratch + thread * m->scratch_floats;
     int64_t width = m->strides[NORMED], columns = all->in / slices, pairs = (columns + 1) / 2;
-    int64_t stride = first ? width : m->expert_gated_stride, bytes = is_quantized(all) ? 0 : pairs * pair_bytes(all->format);
+    int64_t stride = first ? width : m->expert_gated_stride,
+            bytes = is_quantized(all) ? 0 : pairs * pair_bytes(all->format);
     int64_t out_stride = first ? m->expert_inner_stride : m->strides[PARTIAL];
     int64_t apart = EXPERT_TOKENS * op->top_k * out_stride;
     for (int64_t e = mine.first / panels; e < op->experts && e * panels < mine.last; e++) {
-        int64_t low = mine.first > e * panels ? mine.first - e * panels : 0, high = least(panels, mine.last - e * panels);
+        int64_t low = mine.first > e * panels ? mine.first - e * panels : 0,
+                high = least(panels, mine.last - e * panels);
         struct matrix w = *all;
         w.data = (const char *)all->data + (e * panels + low) * all->panel_bytes;
         for (int64_t r = p.first[e], count; r < p.first[e + 1]; r += count) {
@@ -137,8 +140,8 @@ static void experts(struct model *m, const struct operation *op, int32_t thread)
         tk_barrier(m->pool);
         struct share mine = share_of(m, tokens * op->top_k, thread);
         for (int64_t r = mine.first; r < mine.last; r++)
-            gate_row(m->expert_inner + r * m->expert_inner_stride, m->expert_gated + r * m->expert_gated_stride, columns,
-                     0, columns, 0);
+            gate_row(m->expert_inner + r * m->expert_inner_stride, m->expert_gated + r * m->expert_gated_stride,
+                     columns, 0, columns, 0);
         tk_barrier(m->pool);
         multiply_experts(m, op, &op->second, 0, token, thread);
         tk_barrier(m->pool);

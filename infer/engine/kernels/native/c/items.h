@@ -1,20 +1,21 @@
-// The work items of attention: rows that share the reads of their keys, and the memory of the thread that computes them.
+// The work items of attention: rows that share the reads of their keys, and the memory of the thread that computes
+// them.
 #ifndef TK_ITEMS_H
 #define TK_ITEMS_H
 
 #include "rounded.h"
 #include "softmax.h"
 
-#define VECTOR_ROWS 24 // of an item, where attention takes vectors: two tiles
-#define FEW_ITEMS 4    // of a thread
-#define TILED_DIMS 512 // of a head, at most, where it takes tiles of AMX
+#define VECTOR_ROWS 24  // of an item, where attention takes vectors: two tiles
+#define FEW_ITEMS 4     // of a thread
+#define TILED_DIMS 512  // of a head, at most, where it takes tiles of AMX
 
 // The rows of one work item, and the keys that the first or the last of them sees.
 struct item {
     const struct span *span;
     int64_t head, first, rows;  // kv head; first row of the span's length x group rows
     int64_t start, stop;
-    const struct item *next;    // the one that this thread expects to take next, or NULL: its first keys are fetched
+    const struct item *next;  // the one that this thread expects to take next, or NULL: its first keys are fetched
 };
 
 // Whether attention takes tiles of AMX: a model in bf16, and pages of the cache that are whole tiles and not wider.
@@ -24,8 +25,8 @@ INLINE int takes_tiles(const struct model *m) {
            m->head_dim <= TILED_DIMS && m->block_size % BLOCK_COLUMNS == 0;
 }
 
-// The rows of an item, at most: two blocks of tiles, or whole tiles of vectors; half of them in a step with so few items that
-// threads would wait for each other.
+// The rows of an item, at most: two blocks of tiles, or whole tiles of vectors; half of them in a step with so few
+// items that threads would wait for each other.
 static int64_t item_rows(const struct model *m) {
     int64_t most = takes_tiles(m) ? ATTENTION_ROWS : VECTOR_ROWS, group = m->heads / m->kv_heads, items = 0;
     for (int32_t s = 0; s < m->step.spans && items < FEW_ITEMS * m->threads; s++)
@@ -41,25 +42,24 @@ INLINE struct item item_of(const struct model *m, const struct operation *op, co
     return (struct item){.span = span,
                          .first = first,
                          .rows = rows,
-                         .start = op->window && least >= op->window ? (least - op->window + 1) / KEY_TILE * KEY_TILE : 0,
+                         .start =
+                             op->window && least >= op->window ? (least - op->window + 1) / KEY_TILE * KEY_TILE : 0,
                          .stop = span->start + (first + rows - 1) / group + 1};
 }
 
-INLINE int64_t splits_of(const struct item *item) {
-    return (item->stop - 1) / KEY_SPLIT - item->start / KEY_SPLIT + 1;
-}
+INLINE int64_t splits_of(const struct item *item) { return (item->stop - 1) / KEY_SPLIT - item->start / KEY_SPLIT + 1; }
 
 // A thread's memory.
 struct workspace {
-    float *queries;       // [ATTENTION_ROWS][padded head]; int16 for integers
-    float *scores;        // [ATTENTION_ROWS][KEY_TILE]
-    int16_t *weights;     // [ATTENTION_ROWS][KEY_TILE], for integers, as are those that follow
-    int32_t *sums;        // [ATTENTION_ROWS][padded head]
-    float *value_scales;  // [KEY_TILE]
+    float *queries;                       // [ATTENTION_ROWS][padded head]; int16 for integers
+    float *scores;                        // [ATTENTION_ROWS][KEY_TILE]
+    int16_t *weights;                     // [ATTENTION_ROWS][KEY_TILE], for integers, as are those that follow
+    int32_t *sums;                        // [ATTENTION_ROWS][padded head]
+    float *value_scales;                  // [KEY_TILE]
     float *query_scales, *weight_scales;  // [ATTENTION_ROWS]
-    float *query_sums;    // [ATTENTION_ROWS][groups], for int4
-    float *zero_sums;     // [ATTENTION_ROWS], for int4
-    float *widened;       // [block_size][padded head], for integers in models in fp32
+    float *query_sums;                    // [ATTENTION_ROWS][groups], for int4
+    float *zero_sums;                     // [ATTENTION_ROWS], for int4
+    float *widened;                       // [block_size][padded head], for integers in models in fp32
     struct softmax all, part;
 };
 static struct workspace workspace_of(const struct model *m, int32_t thread) {

@@ -9,12 +9,14 @@
 #define JOIN(a, b) a##b
 #define NAMED(a, b) JOIN(a, b)
 
-#define TAKEN_ROWS 24  // a thread takes about as many rows times panels at once, but no more than TAKEN_PANELS panels
-#define TAKEN_PANELS 4 // which a tile of one row multiplies side by side
+#define TAKEN_ROWS 24   // a thread takes about as many rows times panels at once, but no more than TAKEN_PANELS panels
+#define TAKEN_PANELS 4  // which a tile of one row multiplies side by side
 
-// The panels that a thread takes at once. Many rounded rows pass all of them together: they are taken by eighths of a share.
+// The panels that a thread takes at once. Many rounded rows pass all of them together: they are taken by eighths of a
+// share.
 static int64_t panels_to_take(const struct model *m, int64_t rows, int64_t panels, int are_rounded) {
-    if (!are_rounded) return rows * TAKEN_PANELS <= TAKEN_ROWS ? TAKEN_PANELS : rows < TAKEN_ROWS ? TAKEN_ROWS / rows : 1;
+    if (!are_rounded)
+        return rows * TAKEN_PANELS <= TAKEN_ROWS ? TAKEN_PANELS : rows < TAKEN_ROWS ? TAKEN_ROWS / rows : 1;
     int64_t eighth = panels / (8 * m->threads) / GROUP_PANELS * GROUP_PANELS;
     return rows <= GROUP_ROWS || eighth < GROUP_PANELS ? GROUP_PANELS : eighth;
 }
@@ -46,7 +48,8 @@ static void product(const struct model *m, const struct operation *op, const flo
                 else if (spread)
                     multiply_spread(w, spread + r * spread_floats(w), count, from, to, out + r * out_stride, out_stride,
                                     op->add);
-                else multiply(w, x + r * x_stride, x_stride, count, out + r * out_stride, out_stride, op->add, from, to);
+                else
+                    multiply(w, x + r * x_stride, x_stride, count, out + r * out_stride, out_stride, op->add, from, to);
             }
             if (gate) gate_panels(m, gate, r, r + count, low, low + next - first);
         }
@@ -156,7 +159,8 @@ static void run_sample_again(void *argument, int32_t thread) {
     const struct sampled_again *a = argument;
     struct model *m = a->model;
     struct sampling *s = m->sampling;
-    for (int64_t i; i = m->rank + (int64_t)m->tp * __atomic_fetch_add(&s->next, 1, __ATOMIC_RELAXED), i < a->masked.count;)
+    for (int64_t i;
+         i = m->rank + (int64_t)m->tp * __atomic_fetch_add(&s->next, 1, __ATOMIC_RELAXED), i < a->masked.count;)
         s->rows(s->batch, a->masked.rows[i], a->masked.rows[i] + 1, s->scratch + thread * s->scratch_bytes);
     if (m->tp > 1) meet_all(m, thread);
 }
@@ -178,8 +182,8 @@ static int sample_again(struct model *m, const struct channel *c) {
     return 1;
 }
 
-// Waits for the tokens that the engine chooses among candidates, and samples rows again if it sends masks before; returns
-// 0 if another message comes, which is left, or the end.
+// Waits for the tokens that the engine chooses among candidates, and samples rows again if it sends masks before;
+// returns 0 if another message comes, which is left, or the end.
 static int receive_tokens(struct model *m, const struct channel *c) {
     for (;;) {
         enum reply reply = next_reply(c);
@@ -218,8 +222,8 @@ __attribute__((visibility("default"))) void NAMED(tk_sample_, TK_NAME)(struct mo
 
 // A product alone, for tests: rows of x by a packed weight.
 __attribute__((visibility("default"))) void NAMED(tk_multiply_, TK_NAME)(const struct matrix *w, const float *x,
-                                                                        int64_t x_stride, int64_t rows, float *out,
-                                                                        int64_t out_stride) {
+                                                                         int64_t x_stride, int64_t rows, float *out,
+                                                                         int64_t out_stride) {
     int64_t panels = (w->out + PANEL - 1) / PANEL;
     if (is_quantized(w)) {
         float *spread = calloc((size_t)(rows * spread_floats(w)), sizeof *spread);
@@ -234,7 +238,8 @@ __attribute__((visibility("default"))) void NAMED(tk_multiply_, TK_NAME)(const s
     } else multiply(w, x, x_stride, rows, out, out_stride, 0, 0, panels);
 }
 
-// The columns that a sum of bf16 products takes together, to a multiple of which a slice is packed; 0 if rows stay fp32.
+// The columns that a sum of bf16 products takes together, to a multiple of which a slice is packed; 0 if rows stay
+// fp32.
 __attribute__((visibility("default"))) int32_t NAMED(tk_column_step_, TK_NAME)(void) { return COLUMN_STEP; }
 
 // The reason why this machine must not use the kernels; "" if there is none. Called before threads start.

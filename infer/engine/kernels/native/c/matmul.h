@@ -14,7 +14,7 @@
 #if VW == 16
 #define MOST_ROWS 12  // rows of a tile: the chains of their sums hide the latency of a fused product
 #else
-#define MOST_ROWS 6   // 6 x 2 sums, two vectors of weights and one of inputs fill 16 registers
+#define MOST_ROWS 6  // 6 x 2 sums, two vectors of weights and one of inputs fill 16 registers
 #endif
 
 INLINE int64_t pair_bytes(int format) {
@@ -52,14 +52,15 @@ struct ahead {
 
 // out[r][p * PANEL + c] (+)= sum over k of x[r][k] w[p][k][c] (+ bias), for `rows` rows and `panels` panels, constants
 // as are `format` and `fetch`, which says whether it fetches ahead.
-INLINE void tile(const int rows, const int panels, const int format, const int fetch, const float *x,
-                 int64_t x_stride, const char *w, int64_t panel_bytes, int64_t pairs, float *out, int64_t out_stride,
-                 const float *bias, int add, struct ahead ahead) {
+INLINE void tile(const int rows, const int panels, const int format, const int fetch, const float *x, int64_t x_stride,
+                 const char *w, int64_t panel_bytes, int64_t pairs, float *out, int64_t out_stride, const float *bias,
+                 int add, struct ahead ahead) {
     vf sums[MOST_ROWS * VECTORS];
 #pragma GCC unroll 16
     for (int i = 0; i < rows * panels * VECTORS; i++) sums[i] = v_set1(0.0f);
     // Few rows wait for memory. The last lines of these panels are followed by the first of the next ones.
-    int64_t turn = pairs - AHEAD, near = AHEAD * pair_bytes(format), next = panels * panel_bytes - turn * pair_bytes(format);
+    int64_t turn = pairs - AHEAD, near = AHEAD * pair_bytes(format),
+            next = panels * panel_bytes - turn * pair_bytes(format);
     for (int64_t k = 0; k < pairs; k++) {
         if (fetch) __builtin_prefetch(ahead.from + k * ahead.bytes);
 #pragma GCC unroll 4
@@ -101,12 +102,13 @@ INLINE void tile(const int rows, const int panels, const int format, const int f
 typedef void (*tile_function)(const float *x, int64_t x_stride, const char *w, int64_t panel_bytes, int64_t pairs,
                               float *out, int64_t out_stride, const float *bias, int add, struct ahead ahead);
 
-#define TILE(rows, panels, format, name)                                                                             \
+#define TILE(rows, panels, format, name)                                                                              \
     static void name(const float *x, int64_t x_stride, const char *w, int64_t panel_bytes, int64_t pairs, float *out, \
-                     int64_t out_stride, const float *bias, int add, struct ahead ahead) {                           \
-        tile(rows, panels, format, panels == 1, x, x_stride, w, panel_bytes, pairs, out, out_stride, bias, add, ahead); \
+                     int64_t out_stride, const float *bias, int add, struct ahead ahead) {                            \
+        tile(rows, panels, format, panels == 1, x, x_stride, w, panel_bytes, pairs, out, out_stride, bias, add,       \
+             ahead);                                                                                                  \
     }
-#define TILES(format)                   \
+#define TILES(format)                       \
     TILE(1, 4, format, tile_##format##_1_4) \
     TILE(2, 2, format, tile_##format##_2_2) \
     TILE(1, 1, format, tile_##format##_1_1) \
@@ -115,33 +117,34 @@ typedef void (*tile_function)(const float *x, int64_t x_stride, const char *w, i
     TILE(4, 1, format, tile_##format##_4_1) \
     TILE(5, 1, format, tile_##format##_5_1) \
     TILE(6, 1, format, tile_##format##_6_1)
-#define NARROW(format)                                                                                \
+#define NARROW(format)                                                                                       \
     tile_##format##_1_1, tile_##format##_2_1, tile_##format##_3_1, tile_##format##_4_1, tile_##format##_5_1, \
         tile_##format##_6_1
 #if VW == 16
-#define MORE_TILES(format)                 \
-    TILE(7, 1, format, tile_##format##_7_1)    \
-    TILE(8, 1, format, tile_##format##_8_1)    \
-    TILE(9, 1, format, tile_##format##_9_1)    \
-    TILE(10, 1, format, tile_##format##_10_1)  \
-    TILE(11, 1, format, tile_##format##_11_1)  \
+#define MORE_TILES(format)                    \
+    TILE(7, 1, format, tile_##format##_7_1)   \
+    TILE(8, 1, format, tile_##format##_8_1)   \
+    TILE(9, 1, format, tile_##format##_9_1)   \
+    TILE(10, 1, format, tile_##format##_10_1) \
+    TILE(11, 1, format, tile_##format##_11_1) \
     TILE(12, 1, format, tile_##format##_12_1)
-#define MORE_NARROW(format)                                                                                    \
+#define MORE_NARROW(format)                                                                                      \
     , tile_##format##_7_1, tile_##format##_8_1, tile_##format##_9_1, tile_##format##_10_1, tile_##format##_11_1, \
         tile_##format##_12_1
 #else
 #define MORE_TILES(format)
 #define MORE_NARROW(format)
 #endif
-TILES(FP32) MORE_TILES(FP32)
-TILES(BF16) MORE_TILES(BF16)
-TILES(FP16) MORE_TILES(FP16)
-static const tile_function NARROW_TILES[3][MOST_ROWS] = {{NARROW(FP32) MORE_NARROW(FP32)},
-                                                        {NARROW(BF16) MORE_NARROW(BF16)},
-                                                        {NARROW(FP16) MORE_NARROW(FP16)}};
-static const tile_function WIDE_TILES[3][2] = {{tile_FP32_1_4, tile_FP32_2_2},
-                                               {tile_BF16_1_4, tile_BF16_2_2},
-                                               {tile_FP16_1_4, tile_FP16_2_2}};
+TILES(FP32)
+MORE_TILES(FP32)
+TILES(BF16)
+MORE_TILES(BF16)
+TILES(FP16)
+MORE_TILES(FP16)
+static const tile_function NARROW_TILES[3][MOST_ROWS] = {
+    {NARROW(FP32) MORE_NARROW(FP32)}, {NARROW(BF16) MORE_NARROW(BF16)}, {NARROW(FP16) MORE_NARROW(FP16)}};
+static const tile_function WIDE_TILES[3][2] = {
+    {tile_FP32_1_4, tile_FP32_2_2}, {tile_BF16_1_4, tile_BF16_2_2}, {tile_FP16_1_4, tile_FP16_2_2}};
 
 // Cuts the rows that are left into tiles of nearly equal size: a tile of one or two rows is slow.
 INLINE int64_t rows_of_tile(int64_t left) {
@@ -173,8 +176,8 @@ static void multiply_panels(int format, const float *x, int64_t x_stride, int64_
         struct ahead ahead = {panel + panel_bytes, part / pairs};
         for (int64_t r = 0, count; wide == 1 && r < rows; r += count, ahead.from += part) {
             count = rows_of_tile(rows - r);
-            NARROW_TILES[format][count - 1](x + r * x_stride, x_stride, panel, panel_bytes, pairs,
-                                            to + r * out_stride, out_stride, panel_bias, add, ahead);
+            NARROW_TILES[format][count - 1](x + r * x_stride, x_stride, panel, panel_bytes, pairs, to + r * out_stride,
+                                            out_stride, panel_bias, add, ahead);
         }
         p += wide;
     }
@@ -218,9 +221,9 @@ static void multiply(const struct matrix *m, const float *x, int64_t x_stride, i
     int64_t block = rows_together(m->in, rows);
     for (int64_t r = 0; r < rows; r += block)
         multiply_panels(m->format, x + r * x_stride, x_stride, rows - r < block ? rows - r : block,
-                        (const char *)m->data + first * m->panel_bytes, m->panel_bytes, last - first,
-                        (m->in + 1) / 2, out + r * out_stride + first * PANEL, out_stride,
-                        m->bias ? m->bias + first * PANEL : NULL, add);
+                        (const char *)m->data + first * m->panel_bytes, m->panel_bytes, last - first, (m->in + 1) / 2,
+                        out + r * out_stride + first * PANEL, out_stride, m->bias ? m->bias + first * PANEL : NULL,
+                        add);
 }
 
 #endif

@@ -4,7 +4,12 @@
 
 #include "simd.h"
 
-INLINE float bf16_to_float(uint16_t h) { uint32_t u = (uint32_t)h << 16; float f; memcpy(&f, &u, 4); return f; }
+INLINE float bf16_to_float(uint16_t h) {
+    uint32_t u = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
 
 // Rounds to nearest even; NaN stays NaN.
 INLINE uint16_t float_to_bf16(float f) {

@@ -46,15 +46,25 @@ INLINE void score_nibbles(const int rows, const int16_t *x, int64_t x_stride, co
 
 typedef void (*nibbles_function)(const int16_t *x, int64_t x_stride, const char *w, int64_t pairs, struct ahead ahead,
                                  struct query_scales queries, const uint16_t *scales, int64_t tokens, float *out);
-#define NIBBLE_TILE(rows)                                                                                              \
-    static void score_nibbles_##rows(const int16_t *x, int64_t x_stride, const char *w, int64_t pairs,                 \
-                                     struct ahead ahead, struct query_scales queries, const uint16_t *scales,          \
-                                     int64_t tokens, float *out) {                                                     \
-        score_nibbles(rows, x, x_stride, w, pairs, ahead, queries, scales, tokens, out);                               \
+#define NIBBLE_TILE(rows)                                                                                     \
+    static void score_nibbles_##rows(const int16_t *x, int64_t x_stride, const char *w, int64_t pairs,        \
+                                     struct ahead ahead, struct query_scales queries, const uint16_t *scales, \
+                                     int64_t tokens, float *out) {                                            \
+        score_nibbles(rows, x, x_stride, w, pairs, ahead, queries, scales, tokens, out);                      \
     }
-NIBBLE_TILE(1) NIBBLE_TILE(2) NIBBLE_TILE(3) NIBBLE_TILE(4) NIBBLE_TILE(5) NIBBLE_TILE(6)
+NIBBLE_TILE(1)
+NIBBLE_TILE(2)
+NIBBLE_TILE(3)
+NIBBLE_TILE(4)
+NIBBLE_TILE(5)
+NIBBLE_TILE(6)
 #if VW == 16
-NIBBLE_TILE(7) NIBBLE_TILE(8) NIBBLE_TILE(9) NIBBLE_TILE(10) NIBBLE_TILE(11) NIBBLE_TILE(12)
+NIBBLE_TILE(7)
+NIBBLE_TILE(8)
+NIBBLE_TILE(9)
+NIBBLE_TILE(10)
+NIBBLE_TILE(11)
+NIBBLE_TILE(12)
 #endif
 static const nibbles_function NIBBLE_TILES[MOST_ROWS] = UP_TO_MOST_ROWS(score_nibbles_);
 
@@ -83,16 +93,27 @@ static void score_block(const struct model *m, const struct operation *op, const
     if (twinned.last > twinned.first) {
         const char *keys = twin_of(m, op, item, at, 0);
         int alone = twinned.last == item->rows;
-        struct product p = {queries + twinned.first * width, width, twinned.last - twinned.first, keys,
-                            n / 2 * pair_bytes(INT8), panels, n / 2,
+        struct product p = {queries + twinned.first * width,
+                            width,
+                            twinned.last - twinned.first,
+                            keys,
+                            n / 2 * pair_bytes(INT8),
+                            panels,
+                            n / 2,
                             alone ? fetch_page(m, op, item, at, 1, panels * (n / 2)) : no_fetch(keys)};
         score_page(&p, w->query_scales + twinned.first, (const float *)(keys + m->twin_scale_offset),
                    out + twinned.first * KEY_TILE);
     }
     if (twinned.last < item->rows) {
         const char *keys = page_of(m, op, item, at, 0);
-        struct product p = {queries + twinned.last * width, width, item->rows - twinned.last, keys,
-                            n / 2 * pair_bytes(INT4), panels, n / 2, fetch_page(m, op, item, at, 1, panels * (n / 2))};
+        struct product p = {queries + twinned.last * width,
+                            width,
+                            item->rows - twinned.last,
+                            keys,
+                            n / 2 * pair_bytes(INT4),
+                            panels,
+                            n / 2,
+                            fetch_page(m, op, item, at, 1, panels * (n / 2))};
         struct query_scales scales = {w->query_scales + twinned.last, w->query_sums + twinned.last * groups, groups};
         score_page_of_nibbles(&p, scales, (const uint16_t *)(keys + m->scale_offset[0]), m->block_size,
                               out + twinned.last * KEY_TILE);
@@ -150,12 +171,15 @@ static void add_block(const struct model *m, const struct operation *op, const s
     struct ahead ahead = fetch_page(m, op, item, at + KEY_TILE, 0, panels * pairs);
     if (twinned.last > twinned.first) {
         const char *page = twin_of(m, op, item, at, 1);
-        struct product p = {.page = page, .panel_bytes = size / 2 * pair_bytes(INT8), .panels = panels, .pairs = pairs,
+        struct product p = {.page = page,
+                            .panel_bytes = size / 2 * pair_bytes(INT8),
+                            .panels = panels,
+                            .pairs = pairs,
                             .ahead = twinned.last == item->rows ? ahead : no_fetch(page)};
         for (int64_t r = twinned.first; r < twinned.last; r++) {
-            w->weight_scales[r] = round_weights(weights + r * KEY_TILE, (const float *)(page + m->twin_scale_offset),
-                                                padded, keys_seen(m, op, item, r, at, at + keys),
-                                                w->weights + r * KEY_TILE);
+            w->weight_scales[r] =
+                round_weights(weights + r * KEY_TILE, (const float *)(page + m->twin_scale_offset), padded,
+                              keys_seen(m, op, item, r, at, at + keys), w->weights + r * KEY_TILE);
             w->zero_sums[r] = 0.0f;
         }
         add_panels(m, &p, VALUE_TILES, twinned.first, twinned.last, w, values);
@@ -177,8 +201,11 @@ static void add_block(const struct model *m, const struct operation *op, const s
             w->zero_sums[r] = sum_zeros(of_row, zeros, padded, seen);
         }
         int64_t panel_bytes = size / 2 * pair_bytes(INT4);
-        struct product p = {.page = page + panel * panel_bytes, .panel_bytes = panel_bytes, .panels = some,
-                            .pairs = pairs, .ahead = ahead};
+        struct product p = {.page = page + panel * panel_bytes,
+                            .panel_bytes = panel_bytes,
+                            .panels = some,
+                            .pairs = pairs,
+                            .ahead = ahead};
         add_panels(m, &p, NIBBLE_VALUE_TILES, twinned.last, item->rows, w, values + panel * PANEL);
         ahead.from += some * pairs * ahead.bytes;
     }

@@ -6,7 +6,7 @@
 // Packs the columns of one row in one slice: `even` and `odd` are the bytes in a pair of columns where they belong.
 static void pack_columns(char *to, int64_t pair_bytes, int64_t even, int64_t odd, const char *from, int64_t step,
                          int64_t columns, int64_t itemsize) {
-    if (itemsize == 2 && step == 2 && odd == even + 2) { // both values of a pair lie together here and there
+    if (itemsize == 2 && step == 2 && odd == even + 2) {  // both values of a pair lie together here and there
         int64_t pairs = columns / 2;
         for (int64_t p = 0; p < pairs; p++) memcpy(to + p * pair_bytes + even, from + 4 * p, 4);
         if (columns % 2) memcpy(to + pairs * pair_bytes + even, from + 4 * pairs, 2);

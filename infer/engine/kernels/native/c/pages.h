@@ -1,8 +1,8 @@
 // Products of a few rows with a page of the cache: the scores of attention, and its weighted values.
 //
-// Floats are summed as in a linear layer. With int8, outside of models in fp32 (see widened.h), a row is rounded to int16
-// with one scale, and its sums with the stored integers are exact in 32 bits: 32767 * 127 * 512 < 2^31, so a head has at
-// most 512 dims, a tile fewer keys.
+// Floats are summed as in a linear layer. With int8, outside of models in fp32 (see widened.h), a row is rounded to
+// int16 with one scale, and its sums with the stored integers are exact in 32 bits: 32767 * 127 * 512 < 2^31, so a head
+// has at most 512 dims, a tile fewer keys.
 #ifndef TK_PAGES_H
 #define TK_PAGES_H
 
@@ -10,19 +10,19 @@
 
 // The operands of a product. While it runs it fetches what is needed next into the cache.
 struct product {
-    const void *x;     // fp32, or int16 for int8
+    const void *x;  // fp32, or int16 for int8
     int64_t x_stride, rows;
     const char *page;
     int64_t panel_bytes, panels, pairs;
     struct ahead ahead;
 };
 
-#define PAGE_TILE(rows, panels, format, name)                                                                        \
+#define PAGE_TILE(rows, panels, format, name)                                                                         \
     static void name(const float *x, int64_t x_stride, const char *w, int64_t panel_bytes, int64_t pairs, float *out, \
-                     int64_t out_stride, const float *bias, int add, struct ahead ahead) {                           \
-        tile(rows, panels, format, 1, x, x_stride, w, panel_bytes, pairs, out, out_stride, bias, add, ahead);        \
+                     int64_t out_stride, const float *bias, int add, struct ahead ahead) {                            \
+        tile(rows, panels, format, 1, x, x_stride, w, panel_bytes, pairs, out, out_stride, bias, add, ahead);         \
     }
-#define PAGE_TILES(format)                     \
+#define PAGE_TILES(format)                       \
     PAGE_TILE(1, 2, format, page_##format##_1_2) \
     PAGE_TILE(1, 4, format, page_##format##_1_4) \
     PAGE_TILE(2, 2, format, page_##format##_2_2) \
@@ -54,8 +54,8 @@ static void multiply_page(int format, const struct product *p, float *out, int64
         ahead.bytes = p->ahead.bytes * wide;
         for (int64_t r = 0, count; r < p->rows; r += count) {
             count = rows_of_tile(p->rows - r);
-            tile_function multiply = wide == 4   ? FOUR_PANELS[format]
-                                     : wide == 2 ? TWO_PANELS[format][count - 1]
+            tile_function multiply = wide == 4       ? FOUR_PANELS[format]
+                                     : wide == 2     ? TWO_PANELS[format][count - 1]
                                      : format == FP8 ? ONE_PANEL_OF_FP8[count - 1]
                                                      : NARROW_TILES[format][count - 1];
             multiply((const float *)p->x + r * p->x_stride, p->x_stride, w, p->panel_bytes, p->pairs,
@@ -67,8 +67,8 @@ static void multiply_page(int format, const struct product *p, float *out, int64
 }
 
 // The sums of `rows` rows with one panel of integers of so many bits, both constants.
-INLINE void integer_sums(const int bits, const int rows, const int16_t *x, int64_t x_stride, const char *w, int64_t pairs,
-                         struct ahead ahead, vi *sums) {
+INLINE void integer_sums(const int bits, const int rows, const int16_t *x, int64_t x_stride, const char *w,
+                         int64_t pairs, struct ahead ahead, vi *sums) {
 #pragma GCC unroll 16
     for (int i = 0; i < rows * VECTORS; i++) sums[i] = vi_set1(0);
     for (int64_t k = 0; k < pairs; k++) {
@@ -76,7 +76,8 @@ INLINE void integer_sums(const int bits, const int rows, const int16_t *x, int64
         vi stored[VECTORS];
 #pragma GCC unroll 2
         for (int n = 0; n < VECTORS; n++)
-            stored[n] = bits == 8 ? v_widen_pairs(w + k * 2 * PANEL + n * 2 * VW) : v_widen_nibbles(w + k * PANEL + n * VW);
+            stored[n] =
+                bits == 8 ? v_widen_pairs(w + k * 2 * PANEL + n * 2 * VW) : v_widen_nibbles(w + k * PANEL + n * VW);
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++) {
             int32_t both;
@@ -120,21 +121,31 @@ typedef void (*score_function)(const int16_t *x, int64_t x_stride, const char *w
 typedef void (*value_function)(const int16_t *x, int64_t x_stride, const char *w, int64_t pairs, struct ahead ahead,
                                int32_t *out, int64_t out_stride);
 
-#define VALUE_TILE(bits, rows)                                                                                        \
-    static void value_tile_##bits##_##rows(const int16_t *x, int64_t x_stride, const char *w, int64_t pairs,          \
-                                           struct ahead ahead, int32_t *out, int64_t out_stride) {                    \
-        value_tile(bits, rows, x, x_stride, w, pairs, ahead, out, out_stride);                                        \
+#define VALUE_TILE(bits, rows)                                                                               \
+    static void value_tile_##bits##_##rows(const int16_t *x, int64_t x_stride, const char *w, int64_t pairs, \
+                                           struct ahead ahead, int32_t *out, int64_t out_stride) {           \
+        value_tile(bits, rows, x, x_stride, w, pairs, ahead, out, out_stride);                               \
     }
-#define INTEGER_TILES(rows)                                                                                           \
-    static void score_tile_##rows(const int16_t *x, int64_t x_stride, const char *w, int64_t pairs,                   \
-                                  struct ahead ahead, const float *row_scales, const float *scales, float *out) {     \
-        score_tile(rows, x, x_stride, w, pairs, ahead, row_scales, scales, out);                                      \
-    }                                                                                                                 \
-    VALUE_TILE(8, rows)                                                                                               \
+#define INTEGER_TILES(rows)                                                                                       \
+    static void score_tile_##rows(const int16_t *x, int64_t x_stride, const char *w, int64_t pairs,               \
+                                  struct ahead ahead, const float *row_scales, const float *scales, float *out) { \
+        score_tile(rows, x, x_stride, w, pairs, ahead, row_scales, scales, out);                                  \
+    }                                                                                                             \
+    VALUE_TILE(8, rows)                                                                                           \
     VALUE_TILE(4, rows)
-INTEGER_TILES(1) INTEGER_TILES(2) INTEGER_TILES(3) INTEGER_TILES(4) INTEGER_TILES(5) INTEGER_TILES(6)
+INTEGER_TILES(1)
+INTEGER_TILES(2)
+INTEGER_TILES(3)
+INTEGER_TILES(4)
+INTEGER_TILES(5)
+INTEGER_TILES(6)
 #if VW == 16
-INTEGER_TILES(7) INTEGER_TILES(8) INTEGER_TILES(9) INTEGER_TILES(10) INTEGER_TILES(11) INTEGER_TILES(12)
+INTEGER_TILES(7)
+INTEGER_TILES(8)
+INTEGER_TILES(9)
+INTEGER_TILES(10)
+INTEGER_TILES(11)
+INTEGER_TILES(12)
 #define UP_TO_MOST_ROWS(name) \
     {name##1, name##2, name##3, name##4, name##5, name##6, name##7, name##8, name##9, name##10, name##11, name##12}
 #else
@@ -165,9 +176,8 @@ static void sum_page(const value_function *tiles, const struct product *p, int32
         ahead.bytes = p->ahead.bytes;
         for (int64_t r = 0, count; r < p->rows; r += count, ahead.bytes = 0) {
             count = rows_of_tile(p->rows - r);
-            tiles[count - 1]((const int16_t *)p->x + r * p->x_stride, p->x_stride,
-                             p->page + panel * p->panel_bytes, p->pairs, ahead,
-                             sums + r * sums_stride + panel * PANEL, sums_stride);
+            tiles[count - 1]((const int16_t *)p->x + r * p->x_stride, p->x_stride, p->page + panel * p->panel_bytes,
+                             p->pairs, ahead, sums + r * sums_stride + panel * PANEL, sums_stride);
         }
     }
 }

@@ -1,9 +1,11 @@
-// Products of rows of fp32 with quantized weights: codes of 8 or 4 bits, with a scale, and in 4 bits a minimum, per group of
-// columns. Only weights are quantized: a code is widened exactly, and an element of the result is a sum in fp32.
+// Products of rows of fp32 with quantized weights: codes of 8 or 4 bits, with a scale, and in 4 bits a minimum, per
+// group of columns. Only weights are quantized: a code is widened exactly, and an element of the result is a sum in
+// fp32.
 //
 // A line of a panel has 16 lanes of 32 bits, one per output row: 4 or 8 codes of consecutive columns. A code is widened
-// where it lies in the lane: one mask, one conversion. It then counts 2^bits times as much per place, so the row's values
-// are multiplied before by as many powers of two, which is exact. The code of the last column is shifted down instead.
+// where it lies in the lane: one mask, one conversion. It then counts 2^bits times as much per place, so the row's
+// values are multiplied before by as many powers of two, which is exact. The code of the last column is shifted down
+// instead.
 //
 // The order of an element's sum: in each group one chain of fused products over the columns, times the scale; the
 // minimum times the sum of the row's values; groups ascending. Rows, panels and threads change nothing.
@@ -55,8 +57,8 @@ static void spread_row(const struct matrix *w, const float *x, float *to) {
     }
 }
 
-// Returns the rows as products with a quantized weight take them: all threads spread their shares and wait for each other,
-// or, of few rows, all for themselves. NULL: the weight is not quantized.
+// Returns the rows as products with a quantized weight take them: all threads spread their shares and wait for each
+// other, or, of few rows, all for themselves. NULL: the weight is not quantized.
 static const float *spread_for(const struct model *m, const struct matrix *w, const float *x, int64_t x_stride,
                                int64_t rows, int32_t thread) {
     if (!rows || !is_quantized(w)) return NULL;
@@ -69,8 +71,8 @@ static const float *spread_for(const struct model *m, const struct matrix *w, co
     return to;
 }
 
-// The code of a lane's column `place` times 2^(bits * place), of the last column times 1. Where sums fill the registers, the
-// mask is a memory operand: in a register of its own it would spill a sum.
+// The code of a lane's column `place` times 2^(bits * place), of the last column times 1. Where sums fill the
+// registers, the mask is a memory operand: in a register of its own it would spill a sum.
 #define MASK(bits, place) EVERY_LANE(((1u << bits) - 1) << (bits * place))
 static const uint32_t CODES8_MASKS[3][VW] = {MASK(8, 0), MASK(8, 1), MASK(8, 2)};
 static const uint32_t CODES4_MASKS[7][VW] = {MASK(4, 0), MASK(4, 1), MASK(4, 2), MASK(4, 3),
@@ -82,7 +84,7 @@ INLINE vf widened(const int bits, const int full, const char *from, const int pl
     (void)full;  // only AVX2 has so few registers
 #if defined(TK_AVX2)
     if (full) {
-        const uint32_t(*mask)[VW] = bits == 8 ? &CODES8_MASKS[place] : &CODES4_MASKS[place];
+        const uint32_t (*mask)[VW] = bits == 8 ? &CODES8_MASKS[place] : &CODES4_MASKS[place];
         __asm__("vpand %2, %1, %0" : "=x"(line) : "x"(line), "m"(*mask));
         return vi_to_float(line);
     }
@@ -106,15 +108,15 @@ INLINE vf minima_at(const int bits, const char *header) {
 // Spread rows of one slice, and where its groups begin in the panels.
 struct spread {
     const float *values, *sums;
-    int64_t row_floats;       // from one row to the next
+    int64_t row_floats;  // from one row to the next
     const char *panel;
     int64_t panel_bytes, groups, lines, bytes;
 };
 
 #define TILE_VECTORS 12  // of sums, at most
 
-// out[r][p * PANEL + c] = row r times column c of panel p in one slice, for `rows` rows and `panels` panels, constants as
-// is `bits`.
+// out[r][p * PANEL + c] = row r times column c of panel p in one slice, for `rows` rows and `panels` panels, constants
+// as is `bits`.
 INLINE void spread_tile(const int rows, const int panels, const int bits, const struct spread *s, float *out,
                         int64_t out_stride) {
     const int places = 32 / bits;
@@ -169,19 +171,28 @@ INLINE void spread_tile(const int rows, const int panels, const int bits, const 
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
-        for (int i = 0; i < panels * VECTORS; i++) v_store(out + r * out_stride + i * VW, totals[r * panels * VECTORS + i]);
+        for (int i = 0; i < panels * VECTORS; i++)
+            v_store(out + r * out_stride + i * VW, totals[r * panels * VECTORS + i]);
 }
 
 typedef void (*spread_function)(const struct spread *s, float *out, int64_t out_stride);
-#define SPREAD_TILE(rows, panels, bits)                                                                   \
+#define SPREAD_TILE(rows, panels, bits)                                                                     \
     static void spread_##bits##_##rows##_##panels(const struct spread *s, float *out, int64_t out_stride) { \
-        spread_tile(rows, panels, bits, s, out, out_stride);                                              \
+        spread_tile(rows, panels, bits, s, out, out_stride);                                                \
     }
-#define SPREAD_TILES(bits)                                                                                        \
-    SPREAD_TILE(1, 4, bits) SPREAD_TILE(1, 2, bits) SPREAD_TILE(2, 2, bits) SPREAD_TILE(1, 1, bits) SPREAD_TILE(2, 1, bits)               \
-    SPREAD_TILE(3, 1, bits) SPREAD_TILE(4, 1, bits) SPREAD_TILE(5, 1, bits) SPREAD_TILE(6, 1, bits)
-#define SPREAD_NARROW(bits) \
-    spread_##bits##_1_1, spread_##bits##_2_1, spread_##bits##_3_1, spread_##bits##_4_1, spread_##bits##_5_1, spread_##bits##_6_1
+#define SPREAD_TILES(bits)  \
+    SPREAD_TILE(1, 4, bits) \
+    SPREAD_TILE(1, 2, bits) \
+    SPREAD_TILE(2, 2, bits) \
+    SPREAD_TILE(1, 1, bits) \
+    SPREAD_TILE(2, 1, bits) \
+    SPREAD_TILE(3, 1, bits) \
+    SPREAD_TILE(4, 1, bits) \
+    SPREAD_TILE(5, 1, bits) \
+    SPREAD_TILE(6, 1, bits)
+#define SPREAD_NARROW(bits)                                                                                  \
+    spread_##bits##_1_1, spread_##bits##_2_1, spread_##bits##_3_1, spread_##bits##_4_1, spread_##bits##_5_1, \
+        spread_##bits##_6_1
 SPREAD_TILES(8)
 SPREAD_TILES(4)
 static const spread_function NARROW_SPREAD[2][SPREAD_ROWS] = {{SPREAD_NARROW(8)}, {SPREAD_NARROW(4)}};
@@ -234,8 +245,8 @@ static void finish_spread(const struct matrix *w, float parts[][SPREAD_ROWS * PA
 }
 
 // Multiplies spread rows by panels [first, last) of a quantized weight.
-static void multiply_spread(const struct matrix *w, const float *x, int64_t rows, int64_t first, int64_t last, float *out,
-                            int64_t out_stride, int add) {
+static void multiply_spread(const struct matrix *w, const float *x, int64_t rows, int64_t first, int64_t last,
+                            float *out, int64_t out_stride, int add) {
     float parts[MAX_SLICES][SPREAD_ROWS * PANEL] __attribute__((aligned(64)));
     for (int64_t p = first, panels; p < last; p += panels) {
         panels = panels_of_tile(rows, last - p);
@@ -257,8 +268,8 @@ static void multiply_spread_apart(const struct matrix *w, const float *x, int64_
         for (int64_t r = 0, count; r < rows; r += count) {
             count = rows_of_spread_tile(rows - r);
             for (int s = 0; s < w->slices; s++)
-                sum_spread(w, x + r * spread_floats(w), count, p, together, s, out + s * apart + r * out_stride + p * PANEL,
-                           out_stride);
+                sum_spread(w, x + r * spread_floats(w), count, p, together, s,
+                           out + s * apart + r * out_stride + p * PANEL, out_stride);
         }
     }
 }

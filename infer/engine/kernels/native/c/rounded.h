@@ -1,6 +1,6 @@
-// Products of bf16 weights by instructions for bf16: rows are rounded to bf16, once per operation, in the blocks that the
-// instructions read. An element's sum has one order, whatever the number of rows, panels and threads. A unit that defines
-// TK_AMX or TK_DOT_BF16 has such products; in the others bf16 weights are widened in registers (matmul.h).
+// Products of bf16 weights by instructions for bf16: rows are rounded to bf16, once per operation, in the blocks that
+// the instructions read. An element's sum has one order, whatever the number of rows, panels and threads. A unit that
+// defines TK_AMX or TK_DOT_BF16 has such products; in the others bf16 weights are widened in registers (matmul.h).
 #ifndef TK_ROUNDED_H
 #define TK_ROUNDED_H
 
@@ -10,13 +10,13 @@
 #define GROUP_PANELS 4               // panels that are multiplied together
 #define STRIPE_ROWS 256              // rows that pass some panels before the next ones are read
 #define GROUP_COLUMNS (GROUP_PANELS * PANEL)
-#define FEW_ROWS 4                   // so few are rounded by every thread for itself: that costs less than a barrier
-#define LEAST_ROWS 64                // that pass all panels together
-#define ROUNDED_BYTES 1048576        // of the rows that pass all panels together: half of a core's second cache
+#define FEW_ROWS 4             // so few are rounded by every thread for itself: that costs less than a barrier
+#define LEAST_ROWS 64          // that pass all panels together
+#define ROUNDED_BYTES 1048576  // of the rows that pass all panels together: half of a core's second cache
 
 // `count` rows, at most STRIPE_ROWS, by four panels, in one slice. Rounded rows lie in blocks of 16, all as high as the
-// first: in a block 32 columns of every row, row after row, then the next 32. A slice begins with a step of its own; its
-// padding is zero. Rows that fill up the last block may hold any values.
+// first: in a block 32 columns of every row, row after row, then the next 32. A slice begins with a step of its own;
+// its padding is zero. Rows that fill up the last block may hold any values.
 struct group {
     const uint16_t *rows;                      // the first step of columns of the first block
     int64_t count, step_values, block_values;  // values from one step, and from one block, to the next
@@ -85,7 +85,9 @@ INLINE vf sum_of_slices(const struct matrix *w, const stripe_sums *sums, int64_t
 // The bias from a column on, or NULL.
 INLINE const float *bias_at(const struct matrix *w, int64_t column) { return w->bias ? w->bias + column : NULL; }
 
-INLINE const char *panel_at(const struct matrix *w, int64_t panel) { return (const char *)w->data + panel * w->panel_bytes; }
+INLINE const char *panel_at(const struct matrix *w, int64_t panel) {
+    return (const char *)w->data + panel * w->panel_bytes;
+}
 
 // The rounded rows that pass all panels together: they stay in a core's second cache, unless they would be very few.
 INLINE int64_t rounded_rows_together(const struct matrix *w) {

@@ -7,7 +7,7 @@
 
 #define PAIR_BYTES (4 * PANEL)
 #if defined(TK_AMX)
-#define COLUMN_STEP 32 // columns that an element's sum takes together
+#define COLUMN_STEP 32  // columns that an element's sum takes together
 #elif defined(TK_DOT_BF16)
 #define COLUMN_STEP 2
 #else
@@ -32,8 +32,8 @@ INLINE int64_t rounded_values(const struct matrix *w, int64_t rows) {
 // Rounds 32 values, of which `count` are given, to nearest even; denormal ones become zero.
 INLINE void round_line(const float *x, int64_t count, uint16_t *to) {
 #if defined(__AVX512BF16__)
-    __m512bh line = _mm512_cvtne2ps_pbh(count > VW ? v_load_part(x + VW, count - VW) : v_set1(0.0f),
-                                        v_load_part(x, count));
+    __m512bh line =
+        _mm512_cvtne2ps_pbh(count > VW ? v_load_part(x + VW, count - VW) : v_set1(0.0f), v_load_part(x, count));
     memcpy(to, &line, sizeof line);
 #else
     for (int64_t i = 0; i < BLOCK_COLUMNS; i++) to[i] = i < count ? model_round(x[i]) : 0;
@@ -65,7 +65,8 @@ INLINE void store_rounded(vf v, uint16_t *to) {
 #endif
 }
 
-// Where columns [column, column + PANEL) of row r of `rows` rounded ones lie, for a weight whose slices are whole steps.
+// Where columns [column, column + PANEL) of row r of `rows` rounded ones lie, for a weight whose slices are whole
+// steps.
 INLINE uint16_t *rounded_at(const struct matrix *w, void *rounded, int64_t rows, int64_t r, int64_t column) {
     int64_t height = block_height(rows), steps = w->in / BLOCK_COLUMNS;
     int64_t line = (r / height * steps + column / BLOCK_COLUMNS) * height + r % height;

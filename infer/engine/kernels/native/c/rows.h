@@ -1,4 +1,5 @@
-// Operations on single rows: embedding, norms, rotation, activations. A row's result depends on that row alone. Buffers' strides are multiples of PANEL floats, and a row's padding is zero.
+// Operations on single rows: embedding, norms, rotation, activations. A row's result depends on that row alone.
+// Buffers' strides are multiples of PANEL floats, and a row's padding is zero.
 #ifndef TK_ROWS_H
 #define TK_ROWS_H
 
@@ -122,7 +123,8 @@ static void gate_row(const float *inner, float *gated, int64_t columns, int64_t 
     int64_t c = first;
     for (; c + VW <= last; c += VW) v_store(gated + c, activate(gelu, v_load(inner + c), v_load(up + c)));
     if (c < last)
-        v_store_part(gated + c, activate(gelu, v_load_part(inner + c, last - c), v_load_part(up + c, last - c)), last - c);
+        v_store_part(gated + c, activate(gelu, v_load_part(inner + c, last - c), v_load_part(up + c, last - c)),
+                     last - c);
 }
 
 // Gates panels of columns of some tokens.

@@ -1,8 +1,8 @@
 // Which part of a step each thread computes, and where threads must wait for each other. No cut changes a bit of the
 // result.
 //
-// Products are divided as threads become free (tk_take). The thread that computes panels of gate and up also gates them:
-// it reads what it wrote itself, and no barrier is needed between the two.
+// Products are divided as threads become free (tk_take). The thread that computes panels of gate and up also gates
+// them: it reads what it wrote itself, and no barrier is needed between the two.
 #ifndef TK_SHARES_H
 #define TK_SHARES_H
 

@@ -34,7 +34,11 @@ typedef int32_t vi __attribute__((vector_size(4 * VW), may_alias));
 #define EVERY_LANE(x) {x, x, x, x, x, x, x, x}
 #endif
 
-INLINE vf v_load(const float *p) { vf v; memcpy(&v, p, sizeof v); return v; }
+INLINE vf v_load(const float *p) {
+    vf v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
 INLINE void v_store(float *p, vf v) { memcpy(p, &v, sizeof v); }
 INLINE vf v_set1(float x) { return (vf)EVERY_LANE(x); }
 INLINE vi vi_set1(int32_t x) { return (vi)EVERY_LANE(x); }
@@ -174,7 +178,11 @@ INLINE vf v_reciprocal(vf x) {
 #endif
 }
 
-INLINE vi vi_load(const int32_t *p) { vi v; memcpy(&v, p, sizeof v); return v; }
+INLINE vi vi_load(const int32_t *p) {
+    vi v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
 INLINE void vi_store(int32_t *p, vi v) { memcpy(p, &v, sizeof v); }
 INLINE vf vi_to_float(vi v) { return __builtin_convertvector(v, vf); }
 

@@ -19,7 +19,9 @@ INLINE int64_t padded_head(const struct model *m) { return (m->head_dim + PANEL 
 INLINE int64_t groups_of_head(const struct model *m) { return (m->head_dim + GROUP - 1) / GROUP; }
 
 // The memory of a state: it begins on a cache line of its own.
-INLINE int64_t softmax_floats(int64_t rows, int64_t width) { return (2 * rows + PANEL - 1) / PANEL * PANEL + rows * width; }
+INLINE int64_t softmax_floats(int64_t rows, int64_t width) {
+    return (2 * rows + PANEL - 1) / PANEL * PANEL + rows * width;
+}
 INLINE struct softmax softmax_at(float *at, int64_t rows) {
     return (struct softmax){at, at + rows, at + (2 * rows + PANEL - 1) / PANEL * PANEL};
 }
@@ -37,10 +39,10 @@ INLINE vf v_only(vf v, int64_t from, int64_t to) {
     return (vf)((vi)v & (lanes >= vi_set1(low)) & (lanes < vi_set1(high)));
 }
 
-// Turns a row's scores of `keys` keys, a multiple of PANEL, into weights; it sees the keys [from, to). With scales, those
-// of the values, the weights are multiplied by them, and the scale in which they fit int16 is returned.
-static float weigh(float *s, int64_t keys, int64_t from, int64_t to, const float *scales, struct softmax *state, int64_t r,
-                   int64_t width) {
+// Turns a row's scores of `keys` keys, a multiple of PANEL, into weights; it sees the keys [from, to). With scales,
+// those of the values, the weights are multiplied by them, and the scale in which they fit int16 is returned.
+static float weigh(float *s, int64_t keys, int64_t from, int64_t to, const float *scales, struct softmax *state,
+                   int64_t r, int64_t width) {
     int64_t low = from / VW * VW, high = (to + VW - 1) / VW * VW;
     memset(s, 0, (size_t)low * sizeof *s);
     memset(s + high, 0, (size_t)(keys - high) * sizeof *s);

@@ -89,11 +89,11 @@ struct division tk_divide(struct pool *pool, int32_t thread, int64_t count) {
 
 // Takes from the share of thread `owner`.
 //
-// A word only goes forward: to later divisions, and within one to fewer items. A thread leaves a division when it has seen
-// every word empty in it, or in a later one: accesses to one word have one order for all threads. So a word of an earlier
-// division, which is the one before, has nothing left, and the first thread that comes replaces it by the whole share.
-// Relaxed accesses are enough: a word says who computes an item, and nothing about memory. The inputs and results of items
-// are ordered by the barriers before and behind the division.
+// A word only goes forward: to later divisions, and within one to fewer items. A thread leaves a division when it has
+// seen every word empty in it, or in a later one: accesses to one word have one order for all threads. So a word of an
+// earlier division, which is the one before, has nothing left, and the first thread that comes replaces it by the whole
+// share. Relaxed accesses are enough: a word says who computes an item, and nothing about memory. The inputs and
+// results of items are ordered by the barriers before and behind the division.
 static int take_from(const struct division *d, int32_t owner, int64_t most, int64_t *first, int64_t *last) {
     uint64_t *word = &d->pool->left[owner].word, seen = __atomic_load_n(word, __ATOMIC_RELAXED);
     for (;;) {

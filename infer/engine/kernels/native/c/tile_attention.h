@@ -1,7 +1,8 @@
 // Attention by tiles of AMX, for units that have them: queries and weights are rounded to bf16 once, pages are tiles
-// (tile_pages.h). A score is multiplied by its key's scale in int8, a weight by its value's before it is rounded. Sums are
-// those of products (amx.h): a score's over steps of 32 dims, a value's over steps of 32 keys, added to what the tiles of
-// keys before have given. Of rows that read a twin and rows that do not, each has weights of zero in the other's product.
+// (tile_pages.h). A score is multiplied by its key's scale in int8, a weight by its value's before it is rounded. Sums
+// are those of products (amx.h): a score's over steps of 32 dims, a value's over steps of 32 keys, added to what the
+// tiles of keys before have given. Of rows that read a twin and rows that do not, each has weights of zero in the
+// other's product.
 #ifndef TK_TILE_ATTENTION_H
 #define TK_TILE_ATTENTION_H
 
@@ -29,7 +30,8 @@ INLINE void round_into_steps(const float *x, int64_t count, void *rounded, int64
     }
 }
 
-// Prepares this thread's tiles: 0, 1 and 4 for an item's first block of rows, 2, 3 and 5 for its second, 6 and 7 for pages.
+// Prepares this thread's tiles: 0, 1 and 4 for an item's first block of rows, 2, 3 and 5 for its second, 6 and 7 for
+// pages.
 static void begin_attention(int64_t rows) {
     struct tile_shapes shapes = {.palette = 1};
     for (int t = 0; t < 8; t++) shapes.bytes[t] = LINE, shapes.rows[t] = BLOCK_ROWS;
@@ -43,7 +45,8 @@ INLINE void fetch_lines(struct ahead ahead, int64_t pairs) {
     for (int64_t at = 0; at < pairs * ahead.bytes; at += LINE) __builtin_prefetch(ahead.from + at, 0, 2);
 }
 
-// Adds the products of a step by two panels, `panel_bytes` apart, to the sums of one block of rows or, with `second`, of two.
+// Adds the products of a step by two panels, `panel_bytes` apart, to the sums of one block of rows or, with `second`,
+// of two.
 INLINE void add_step(const uint16_t *first, const uint16_t *second, const char *panel, int64_t panel_bytes) {
     tile_load(4, first, LINE);
     tile_load(6, panel, LINE);
@@ -64,8 +67,9 @@ INLINE void score_keys(const struct model *m, const struct item *item, const str
     struct tiled keys = tiles_of_keys(m, source, token, widened, ahead);
     zero_sums();
     for (int64_t k = 0; k < steps; k++)
-        add_step(step_of(w->queries, item->rows, steps, 0, k), two ? step_of(w->queries, item->rows, steps, 1, k) : NULL,
-                 keys.panel + k * STEP_BYTES, keys.panel_bytes);
+        add_step(step_of(w->queries, item->rows, steps, 0, k),
+                 two ? step_of(w->queries, item->rows, steps, 1, k) : NULL, keys.panel + k * STEP_BYTES,
+                 keys.panel_bytes);
     store_sums(scores, two ? scores + BLOCK_ROWS * stride : NULL, stride);
     const float *scales = (const float *)source.scales + token;
     for (int64_t r = 0; source.format == INT8 && r < item->rows; r++)
@@ -103,7 +107,8 @@ static void score_by_tiles(const struct model *m, const struct operation *op, co
     }
 }
 
-// Rounds the weights of row r of the keys [low, low + keys) for the pages of values; those of keys whose twin it reads are zero.
+// Rounds the weights of row r of the keys [low, low + keys) for the pages of values; those of keys whose twin it reads
+// are zero.
 static void round_weights_of_row(const struct model *m, const struct item *item, struct workspace *w, int64_t low,
                                  int64_t keys, int64_t r) {
     const float *weights = w->scores + r * KEY_TILE;
@@ -118,7 +123,7 @@ static void round_weights_of_row(const struct model *m, const struct item *item,
 
 // Adds the values of 32 keys, of which `keys` are there, that some rows read from twins.
 static void add_twins(const struct model *m, const struct item *item, struct readers twinned, struct source twin,
-                       int64_t token, int64_t dim, struct ahead *ahead, const float *scores, int64_t keys) {
+                      int64_t token, int64_t dim, struct ahead *ahead, const float *scores, int64_t keys) {
     uint16_t weights[ATTENTION_ROWS * BLOCK_COLUMNS] __attribute__((aligned(64)));
     uint16_t widened[2 * BLOCK_COLUMNS * PANEL] __attribute__((aligned(64)));
     struct tiled values = tiles_of_values(m, twin, token, dim, widened, ahead);
@@ -126,7 +131,8 @@ static void add_twins(const struct model *m, const struct item *item, struct rea
     const float *scales = (const float *)twin.scales + token;
     for (int64_t r = twinned.first; r < twinned.last; r++) {
         float scaled[BLOCK_COLUMNS];
-        for (int64_t i = 0; i < keys; i += VW) v_store(scaled + i, v_load(scores + r * KEY_TILE + i) * v_load(scales + i));
+        for (int64_t i = 0; i < keys; i += VW)
+            v_store(scaled + i, v_load(scores + r * KEY_TILE + i) * v_load(scales + i));
         round_line(scaled, keys, weights + r * BLOCK_COLUMNS);
     }
     add_step(weights, item->rows > BLOCK_ROWS ? weights + BLOCK_ROWS * BLOCK_COLUMNS : NULL, values.panel,
@@ -134,8 +140,8 @@ static void add_twins(const struct model *m, const struct item *item, struct rea
 }
 
 // Adds the values of the keys [low, high), weighted.
-static void add_by_tiles(const struct model *m, const struct operation *op, const struct item *item, struct workspace *w,
-                         int64_t low, int64_t high, float *sums) {
+static void add_by_tiles(const struct model *m, const struct operation *op, const struct item *item,
+                         struct workspace *w, int64_t low, int64_t high, float *sums) {
     uint16_t widened[2 * BLOCK_COLUMNS * PANEL] __attribute__((aligned(64)));
     int64_t width = m->head_dim, steps = KEY_TILE / BLOCK_COLUMNS, lines = m->block_size / 2 * (width / PANEL);
     int64_t two = item->rows > BLOCK_ROWS, keys = (high - low + PANEL - 1) / PANEL * PANEL;
@@ -151,11 +157,11 @@ static void add_by_tiles(const struct model *m, const struct operation *op, cons
             struct ahead with_twin = twinned.last == item->rows ? ahead : no_fetch(ahead.from);
             if (twinned.first < twinned.last)
                 add_twins(m, item, twinned, twin_source(m, op, item, at, 1), inside, dim, &with_twin,
-                           w->scores + at - low, left < BLOCK_COLUMNS ? left : BLOCK_COLUMNS);
+                          w->scores + at - low, left < BLOCK_COLUMNS ? left : BLOCK_COLUMNS);
             if (twinned.last == item->rows) continue;
             struct tiled values = tiles_of_values(m, page_source(m, op, item, at, 1), inside, dim, widened, &ahead);
-            add_step(step_of(w->weights, item->rows, steps, 0, k), two ? step_of(w->weights, item->rows, steps, 1, k) : NULL,
-                     values.panel, values.panel_bytes);
+            add_step(step_of(w->weights, item->rows, steps, 0, k),
+                     two ? step_of(w->weights, item->rows, steps, 1, k) : NULL, values.panel, values.panel_bytes);
         }
         store_sums(first, second, width);
     }
@@ -173,8 +179,8 @@ INLINE void score_by_tiles(const struct model *m, const struct operation *op, co
                            struct workspace *w, int64_t low, int64_t high) {
     (void)m, (void)op, (void)item, (void)w, (void)low, (void)high;
 }
-INLINE void add_by_tiles(const struct model *m, const struct operation *op, const struct item *item, struct workspace *w,
-                         int64_t low, int64_t high, float *sums) {
+INLINE void add_by_tiles(const struct model *m, const struct operation *op, const struct item *item,
+                         struct workspace *w, int64_t low, int64_t high, float *sums) {
     (void)m, (void)op, (void)item, (void)w, (void)low, (void)high, (void)sums;
 }
 #endif

@@ -1,6 +1,6 @@
-// Pages of the cache as tiles of AMX: 32 keys, or their values in 32 dims, as two panels of pairs of bf16. A page in bf16 is
-// taken as it lies; others are widened. The codes of int8 and of fp8 are exact in bf16, and int8's scales are left to the
-// scores and weights; an element of 4 bits, code * scale + zero, is rounded.
+// Pages of the cache as tiles of AMX: 32 keys, or their values in 32 dims, as two panels of pairs of bf16. A page in
+// bf16 is taken as it lies; others are widened. The codes of int8 and of fp8 are exact in bf16, and int8's scales are
+// left to the scores and weights; an element of 4 bits, code * scale + zero, is rounded.
 #ifndef TK_TILE_PAGES_H
 #define TK_TILE_PAGES_H
 
