@@ -15,7 +15,7 @@ from tk.benchmarks.serving.grpc_load import LoadedServer
 from tk.benchmarks.serving.in_turn import Promise
 from tk.benchmarks.serving.soak_load import DyingClient, Load, Seen, requests
 from tk.core.cpu import read_cpu
-from tk.infer.client.load_report import percentile
+from tk.infer.client.load_test import percentile
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import AdminStub
 

@@ -59,8 +59,7 @@ def serve(address: str, rate: float | None, concurrency: int | None, **options: 
     the next request. Refused requests are counted, not repeated. The token for a server that needs one is read from the
     environment variable TK_TOKEN.
     """
-    from ..infer.client.load_report import Targets, draw, summary, table
-    from ..infer.client.load_test import Workload
+    from ..infer.client.load_test import Targets, Workload, draw, summary, table
 
     if rate is not None and concurrency is not None:
         raise click.UsageError("--rate and --concurrency exclude each other: one decides when a request is sent.")

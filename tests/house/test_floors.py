@@ -36,7 +36,6 @@ FLOORS: dict[str, dict[str, int]] = {
         "connection": 1,
         "client": 2,
         "load_test": 3,
-        "load_report": 4,
     },
     "infer/engine": {
         "grammar": 0,

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tk.infer.client.load_report import Targets, draw, percentile, summary, table
-from tk.infer.client.load_test import Observation
+from tk.infer.client.load_test import Observation, Targets, draw, percentile, summary, table
 
 # Due at 1, sent late; 5 tokens in 3 messages.
 SLOW = Observation(1.0, 1.5, 3.0, [(2.0, 1), (2.4, 2), (3.0, 2)])
