@@ -6,6 +6,7 @@ the samplers, and the fields of the wire and of HTTP.
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Final, TypeVar
@@ -53,8 +54,10 @@ class Range:
     has_low: bool = True
 
     def has(self, value: float) -> bool:
-        """Returns whether a number is one of them; NaN and infinity never are."""
-        return math.isfinite(value) and self.low <= value <= self.high and (self.has_low or value != self.low)
+        """Returns whether a number is one of them; NaN, infinity and integers that no float can hold never are."""
+        with suppress(OverflowError):
+            return math.isfinite(value) and self.low <= value <= self.high and (self.has_low or value != self.low)
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +190,7 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             if not 0 <= token < vocab_size:
                 raise _bad("logit_bias", f"token id {token}", f"ids below the vocabulary's {vocab_size}")
-            if not math.isfinite(bias):
+            if not _FINITE.has(bias):
                 raise _bad("logit_bias", bias, "finite values")
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise _bad("min_new_tokens", self.min_new_tokens, f"at most max_new_tokens = {self.max_new_tokens}")
