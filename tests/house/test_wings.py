@@ -1,16 +1,23 @@
-"""The engine knows no protocol: no way of imports leads from it to one, and it works where none can be imported."""
+"""The wings of inference: no import leads from the engine to a protocol, and it works where none can be imported.
 
+Their modules are short, and the engine's classes small.
+"""
+
+import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from tk.tests.house.syntax import nodes
 from tk.tests.house.test_floors import all_imports, dotted
 from tk.tests.infer.serve.tiny_model import write_tiny_model
 
 ENGINE = "tk.infer.engine"
 PROTOCOLS = ("grpc", "grpc_health", "grpc_reflection", "grpc_status", "google.protobuf", "h11", "starlette", "uvicorn")
+MOST_LINES, MOST_FOLDERS, MOST_ATTRIBUTES = 300, 4, 12
 FORBIDDEN = (*PROTOCOLS, "tk.proto", "tk.infer.serve", "tk.infer.client")
 
 
@@ -57,6 +64,68 @@ def test_ways_out_are_found() -> None:
         "tk.infer.engine.a -> tk.core.b -> tk.core.c -> grpc.aio",
         "tk.infer.engine.d -> tk.infer.serve.call.runner",
     ]
+
+
+def test_messages_of_the_wire_stay_where_the_wire_is(root: Path, sources: list[Path]) -> None:
+    wire = "tk.proto.v1"
+    users = {
+        path
+        for path in sources
+        if path.parts[0] == "infer"
+        for _, name in all_imports(path, (root / path).read_text())
+        if is_below(name, [wire])
+    }
+    assert users
+    assert [str(path) for path in users if path.parts[1:-1] not in (("serve", "grpc"), ("client",))] == []
+
+
+def test_one_module_makes_the_records_of_calls(root: Path, sources: list[Path]) -> None:
+    makers = [str(path) for path in sources if re.search(r"\bRequestRecord\(", (root / path).read_text())]
+    assert makers == ["infer/serve/call/request_log.py"]
+
+
+def test_inference_is_not_deep_and_its_modules_are_short(root: Path, sources: list[Path]) -> None:
+    inside = [path for path in sources if path.parts[0] == "infer"]
+    assert [str(path) for path in inside if len(path.parts[1:-1]) > MOST_FOLDERS] == []
+    assert [str(path) for path in inside if len((root / path).read_text().splitlines()) > MOST_LINES] == []
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """Returns the attributes of a class: its annotated fields, and those that its methods set of `self`."""
+    found = {
+        each.target.id for each in node.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    }
+    for each in ast.walk(node):
+        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store) and ast.unparse(each.value) == "self":
+            found.add(each.attr)
+    return found
+
+
+def is_plain(node: ast.ClassDef) -> bool:
+    """Returns whether a class is neither a frozen description nor a structure of C."""
+    frozen = any("frozen=True" in ast.unparse(each) for each in node.decorator_list)
+    return not frozen and not any("Structure" in ast.unparse(base) for base in node.bases)
+
+
+def large_classes(path: Path, text: str) -> list[str]:
+    """Returns the plain classes of a module that have more than MOST_ATTRIBUTES attributes."""
+    classes = [node for node in nodes(text) if isinstance(node, ast.ClassDef) and is_plain(node)]
+    return [f"{path}: {node.name}" for node in classes if len(attributes(node)) > MOST_ATTRIBUTES]
+
+
+def test_no_class_of_the_engine_has_many_attributes(root: Path, sources: list[Path]) -> None:
+    inside = [path for path in sources if path.parts[:2] == ("infer", "engine")]
+    assert [line for path in inside for line in large_classes(path, (root / path).read_text())] == []
+
+
+def test_a_class_with_many_attributes_is_seen() -> None:
+    names = [f"a{number}" for number in range(MOST_ATTRIBUTES)]
+    fields = "".join(f"    {name}: int\n" for name in names)
+    method = "    def f(self):\n        self.a0, (self.b, _) = 1, (2, 3)\n"
+    assert large_classes(Path("x.py"), f"class A:\n{fields}") == []
+    assert large_classes(Path("x.py"), f"class A:\n{fields}{method}") == ["x.py: A"]
+    assert large_classes(Path("x.py"), f"@dataclass(frozen=True)\nclass A:\n{fields}{method}") == []
+    assert large_classes(Path("x.py"), f"class A(ctypes.Structure):\n{fields}{method}") == []
 
 
 # Python imports `sitecustomize` when it starts: in the workers too, which search the folders of their parent.
