@@ -230,12 +230,12 @@ class ServerCall:
             yield part
 
 
-async def converted(convert: Callable[[Completion], T], completion: Completion) -> T:
-    """Converts a completion to an answer, beside the event loop if it has many log-probabilities."""
-    entries = len(completion.prompt_logprobs) + sum(len(choice.logprobs) for choice in completion.choices)
+async def converted(convert: Callable[..., T], *completions: Completion) -> T:
+    """Converts completions to an answer, beside the event loop if they have many log-probabilities."""
+    entries = sum(len(each.prompt_logprobs) + sum(len(one.logprobs) for one in each.choices) for each in completions)
     if entries <= INLINE_LOGPROBS:
-        return convert(completion)
-    return await asyncio.to_thread(convert, completion)
+        return convert(*completions)
+    return await asyncio.to_thread(convert, *completions)
 
 
 def deadline_of(seconds: float | None) -> float | None:

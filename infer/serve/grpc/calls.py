@@ -57,12 +57,6 @@ class GrpcService:
     make: Callable[[RequestRunner], Any]
     role: str = GENERATE
 
-    @property
-    def name(self) -> str:
-        """The full name."""
-        name: str = self.description.full_name
-        return name
-
     def add_to(self, server: grpc.aio.Server, frontend: Frontend) -> None:
         """Adds the service to a server; its calls get messages that `read_message` has checked."""
         servicer = self.make(frontend.runner)
@@ -70,7 +64,7 @@ class GrpcService:
             method.name: make_handler(method, self._served(method, getattr(servicer, method.name), frontend))
             for method in self.description.methods
         }
-        add_methods(server, self.name, handlers)
+        add_methods(server, self.description.full_name, handlers)
 
     def _served(
         self, method: MethodDescriptor, answer: Callable[[Any, GrpcCall], Awaitable[Any]], frontend: Frontend

@@ -91,7 +91,7 @@ class GrpcPorts:
 
     async def _listen(self, port: int, frontend: Frontend, services: Sequence[GrpcService] = ()) -> str:
         """Lets services and reflection, or health alone, listen on a port of the options' host; returns HOST:PORT."""
-        names = [service.name for service in services]
+        names = [service.description.full_name for service in services]
         guards = [Guard(frontend, names)] if services else []
         most = ("grpc.max_allowed_incoming_connections", self._options.max_connections)
         server = make_grpc_server(guards, (*_CHANNEL_OPTIONS, most))

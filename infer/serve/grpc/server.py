@@ -21,8 +21,7 @@ def make_grpc_server(interceptors: Sequence[grpc.aio.ServerInterceptor], options
     """Returns a server of grpc.aio for the running loop; `add_methods` adds the methods."""
     server = grpc.aio.server(interceptors=interceptors, options=options)
     if _TAKES_REGISTERED:
-        server._server = _SturdyServer(server._loop, None, (), tuple(interceptors), tuple(options), None)
-        server._server.refuse_with(server._loop, tuple(interceptors))
+        server._server = _SturdyServer(server._loop, tuple(interceptors), tuple(options))
     return server
 
 
@@ -35,9 +34,9 @@ def add_methods(server: grpc.aio.Server, service: str, handlers: Mapping[str, gr
 class _SturdyServer(cygrpc.AioServer):  # type: ignore[misc]  # grpc has no annotations
     """The core of a server, which answers calls of unregistered methods by itself."""
 
-    def refuse_with(self, loop: asyncio.AbstractEventLoop, interceptors: tuple[Any, ...]) -> None:
-        """Sets the loop, and the interceptors that calls of unregistered methods pass before they are refused."""
-        self._refusing_loop, self._refusing = loop, interceptors
+    def __init__(self, loop: asyncio.AbstractEventLoop, interceptors: tuple[Any, ...], options: _Options) -> None:
+        super().__init__(loop, None, (), interceptors, options, None)
+        self._refusing_loop, self._refusing = loop, interceptors  # which such calls pass before they are refused
         self._refusals = set[asyncio.Task[None]]()
         self._no_methods = cygrpc._MethodResolver([], {})
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from ...engine.request.completion import Completion, CompletionBuilder
 from ...engine.request.events import Delta, Finished, PromptLogprobs, SentEvent, Started, Usage
 from ...engine.request.streams import EventStream
-from ..call.call import INLINE_LOGPROBS, RequestRunner, ServerCall, ended_by
+from ..call.call import RequestRunner, ServerCall, converted, ended_by
 from ..call.request_ids import METADATA_KEY
 from ..http.connection import HttpConnection
 from ..http.framing import HttpRequest
@@ -107,15 +107,10 @@ class _Answer:
         builders[self._first[0]].add(self._first[1])
         async for number, event in events:
             builders[number].add(event)
-        completions = [builder.completion() for builder in builders]
-        entries = sum(len(choice.logprobs) for completion in completions for choice in completion.choices)
-        if entries <= INLINE_LOGPROBS:
-            body = self._body(completions)
-        else:
-            body = await asyncio.to_thread(self._body, completions)
+        body = await converted(self._body, *(builder.completion() for builder in builders))
         return partial(reply.whole, 200, JSON, body)
 
-    def _body(self, completions: Sequence[Completion]) -> bytes:
+    def _body(self, *completions: Completion) -> bytes:
         """Returns the complete answer in JSON."""
         choices = [
             self._dialect.whole(choice, number * self._samples + choice.index, self._has_logprobs)
