@@ -14,7 +14,7 @@ from tk.infer.engine.kernels.sampler import numpy_sampler
 from tk.infer.engine.kernels.sampler.native_sampler import native_sampler
 from tk.infer.engine.kernels.sampler.sampler import Sample, run_sampler
 from tk.infer.engine.step.sampling_rows import SamplingRows
-from tk.infer.engine.step.token_counts import TokenCounts
+from tk.infer.engine.step.slot_entries import TokenCounts
 from tk.tests.infer.sampling_row import SamplingRow, pack
 
 VOCABULARIES = (32_000, 49_152, 128_256, 262_144)

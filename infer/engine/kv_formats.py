@@ -128,3 +128,10 @@ class BlockBytes:
 
     block: int
     twin: int
+
+    def num_blocks(self, memory: int, num_twins: int) -> int:
+        """Returns how many blocks beside the null block fit into so many bytes, with so many twins, or one for each."""
+        if not self.twin:
+            return memory // self.block - 1
+        shared = (memory - (num_twins + 1) * self.twin) // self.block - 1
+        return shared if shared > num_twins else min(memory // (self.block + self.twin) - 1, num_twins)

@@ -10,7 +10,7 @@ import numpy as np
 from tk.infer.engine.schedule.samples.sample import Sample, ScheduledChunk
 from tk.infer.engine.step.running_plan import RunningPlan
 from tk.infer.engine.step.sampling_rows import NO_LOGPROBS, WITH_CANDIDATES, ScoredRow
-from tk.infer.engine.step.token_counts import TokenCounts
+from tk.infer.engine.step.slot_entries import TokenCounts
 from tk.tests.infer.sampling_row import SamplingRow, pack
 
 

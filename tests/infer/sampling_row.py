@@ -7,7 +7,7 @@ import numpy as np
 
 from tk.core.casts import Array
 from tk.infer.engine.step.sampling_rows import COLUMNS, NO_LOGPROBS, NO_MASK, SAMPLE, SamplingRows, ScoredRow, entries
-from tk.infer.engine.step.token_counts import TokenCounts
+from tk.infer.engine.step.slot_entries import TokenCounts
 
 NOTHING = (np.empty(0, np.int32), np.empty(0, np.int32))
 

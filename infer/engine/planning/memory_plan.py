@@ -33,12 +33,11 @@ class MemoryPlan:
         tp: the number of tensor-parallel ranks.
         dtype, weight_dtype, kv_dtype: the dtypes of the computation, of weights and of the cache.
         weight_bytes: the bytes of weights on the rank with most.
-        block_bytes: the bytes of keys and values of one block over all layers, on one rank.
+        block: the bytes of one block, and of its twin, over all layers, on one rank.
         block_size: the number of tokens of a block.
         num_blocks: the number of blocks that requests can use.
         num_twins: the number of twins in int8 that blocks of a dtype of 4 bits share; 0: each block has its own, or
             the dtype has none.
-        twin_bytes: the bytes of the twin of one block over all layers, on one rank.
         max_model_len: the largest number of tokens of a sequence.
         max_batched_tokens: the largest number of tokens of a step.
         buffer_bytes: the bytes of activations, logits and scratch of such a step, on one rank.
@@ -49,11 +48,10 @@ class MemoryPlan:
     weight_dtype: str
     kv_dtype: str
     weight_bytes: int
-    block_bytes: int
+    block: BlockBytes
     block_size: int
     num_blocks: int
     num_twins: int
-    twin_bytes: int
     max_model_len: int
     max_batched_tokens: int
     buffer_bytes: int
@@ -61,12 +59,12 @@ class MemoryPlan:
     @property
     def kv_bytes(self) -> int:
         """The bytes of the cache on one rank, including twins, the null block and its twin."""
-        return (self.num_blocks + 1) * self.block_bytes + ((self.num_twins or self.num_blocks) + 1) * self.twin_bytes
+        return (self.num_blocks + 1) * self.block.block + ((self.num_twins or self.num_blocks) + 1) * self.block.twin
 
     @property
     def kv_bytes_per_token(self) -> int:
         """The bytes of keys and values of one token over all layers and ranks, without twins."""
-        return self.block_bytes * self.tp // self.block_size
+        return self.block.block * self.tp // self.block_size
 
     @property
     def total_bytes(self) -> int:
@@ -113,9 +111,9 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
     threads = threads_per_rank(options.tp, options.threads)
     sizes, cache = aten if options.kernels == "aten" else native, CacheShape(0, options.block_size, kv_dtype)
     beside = sizes.buffer_bytes(program, cache, options.max_batched_tokens, threads, weight_dtype)
-    room = _room(options)
-    shape = _CacheBytes(sizes.block_bytes(program, cache), _twins_needed(options))
-    num_blocks = _num_blocks(options, room.num_bytes - weight_bytes - beside, shape, longest)
+    room, place = _room(options)
+    block, num_twins = sizes.block_bytes(program, cache), _twins_needed(options)
+    num_blocks = _num_blocks(options, room - weight_bytes - beside, block, longest)
     _check_length(config, options, num_blocks)
     plan = MemoryPlan(
         tp=options.tp,
@@ -123,16 +121,15 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
         weight_dtype=weight_dtype,
         kv_dtype=kv_dtype,
         weight_bytes=weight_bytes,
-        block_bytes=shape.one.block,
+        block=block,
         block_size=options.block_size,
         num_blocks=num_blocks,
-        num_twins=shape.twins_needed if shape.one.twin and shape.twins_needed < num_blocks else 0,
-        twin_bytes=shape.one.twin,
+        num_twins=num_twins if block.twin and num_twins < num_blocks else 0,
         max_model_len=min(longest, num_blocks * options.block_size),
         max_batched_tokens=options.max_batched_tokens,
         buffer_bytes=beside,
     )
-    _check_room(plan, room)
+    _check_room(plan, room, place)
     return plan
 
 
@@ -171,44 +168,20 @@ def kv_bytes_per_rank(config: ModelConfig, tp: int, kv_dtype: str) -> int:
     return config.num_hidden_layers * max(1, config.num_key_value_heads // tp) * vectors_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Room:
-    """The free memory of a rank, in bytes, and its place for messages."""
-
-    num_bytes: int
-    place: str
-
-
-def _room(options: EngineOptions) -> _Room:
-    """Returns the free memory where the ranks compute: that of the fullest of their GPUs, or their share of the host.
+def _room(options: EngineOptions) -> tuple[int, str]:
+    """Returns the free bytes where a rank computes, the fullest of GPUs or its share of the host, and their place.
 
     Raises:
         ConfigError: a GPU cannot be opened.
     """
     if on_gpus(options):
-        return _Room(min(free_gpu_memory(options.tp)), "each GPU")
-    return _Room(free_memory() // options.tp, f"this machine, for each of {options.tp} ranks,")
+        return min(free_gpu_memory(options.tp)), "each GPU"
+    return free_memory() // options.tp, f"this machine, for each of {options.tp} ranks,"
 
 
 def on_gpus(options: EngineOptions) -> bool:
     """Returns whether the ranks compute on GPUs: torch's kernels do, if they are asked for and each rank has a GPU."""
     return options.kernels == "aten" and count_gpus() >= options.tp
-
-
-@dataclass(frozen=True, slots=True)
-class _CacheBytes:
-    """The bytes of a block and of a twin, and the number of twins with which no step waits for one."""
-
-    one: BlockBytes
-    twins_needed: int
-
-    def num_blocks(self, memory: int) -> int:
-        """Returns the number of blocks beside the null block that fit into so many bytes, with twins."""
-        block, twin, most = self.one.block, self.one.twin, self.twins_needed
-        if not twin:
-            return memory // block - 1
-        shared = (memory - (most + 1) * twin) // block - 1
-        return shared if shared > most else min(memory // (block + twin) - 1, most)
 
 
 def _twins_needed(options: EngineOptions) -> int:
@@ -219,7 +192,7 @@ def _twins_needed(options: EngineOptions) -> int:
     return 4 * options.max_running + ceil_div(options.max_batched_tokens, options.block_size)
 
 
-def _num_blocks(options: EngineOptions, room_left: int, shape: _CacheBytes, longest: int) -> int:
+def _num_blocks(options: EngineOptions, room_left: int, block: BlockBytes, longest: int) -> int:
     if options.kv_blocks is not None:
         return options.kv_blocks
     memory = options.kv_memory
@@ -227,23 +200,23 @@ def _num_blocks(options: EngineOptions, room_left: int, shape: _CacheBytes, long
     if memory is None:
         memory = int(KV_SHARE * max(0, room_left))
         wanted = options.max_running * ceil_div(longest, options.block_size)
-    num_blocks = min(shape.num_blocks(memory), wanted)
+    num_blocks = min(block.num_blocks(memory, _twins_needed(options)), wanted)
     if num_blocks < 1:
         raise ConfigError(
             f"{format_bytes(memory)} for the KV cache of a rank is too little: two blocks of {options.block_size} "
-            f"tokens take {format_bytes(2 * (shape.one.block + shape.one.twin))}. Raise kv_memory, or choose a smaller "
+            f"tokens take {format_bytes(2 * (block.block + block.twin))}. Raise kv_memory, or choose a smaller "
             "model or block_size."
         )
     return int(num_blocks)
 
 
-def _check_room(plan: MemoryPlan, room: _Room) -> None:
+def _check_room(plan: MemoryPlan, room: int, place: str) -> None:
     needed = plan.total_bytes
-    if needed > room.num_bytes:
+    if needed > room:
         raise ConfigError(
             f"Weights ({format_bytes(plan.weight_bytes)}), KV cache ({format_bytes(plan.kv_bytes)}) and buffers "
             f"({format_bytes(plan.buffer_bytes)}) of a rank take "
-            f"{format_bytes(needed)}, and {room.place} has {format_bytes(room.num_bytes)} free. Lower kv_memory or "
+            f"{format_bytes(needed)}, and {place} has {format_bytes(room)} free. Lower kv_memory or "
             "kv_blocks, or choose a smaller model."
         )
 

@@ -9,8 +9,8 @@ import numpy as np
 from ....core.casts import Array
 from ..request.sampling_params import SamplingParams
 from ..step.sampling_rows import NO_LOGPROBS, NO_MASK, OPTION_COLUMNS, WITH_CANDIDATES, ScoredRow
+from ..step.slot_entries import TokenCounts
 from ..step.step_message import OPENED, NextTokens, StepMessage
-from ..step.token_counts import TokenCounts
 from .samples.sample import UNKNOWN, Sample, ScheduledChunk, Status
 
 

@@ -9,23 +9,22 @@ from typing import Final
 import numpy as np
 
 from .....core.casts import Array, cast
-from .....core.dtypes import BF16, FP16, FP32, DType
+from .....core.dtypes import BF16, FP32, DType
 from .....core.integers import ceil_div, round_up
 from .....core.local_params import LocalParam
 from ...program.lower import Program
-from ...program.operations import Embed, Head, Multiply, Norm, Reduce, RotateAndAppend, Route, RunExperts, WeightMatrix
+from ...program.operations import Embed, Head, Multiply, Route, RunExperts, WeightMatrix
 from ...program.quantization import Codes, Grouping, groupings, quantize, untransposed
 from .binding.library import Kernels
 from .binding.memory import CACHE_LINE, LARGE_PAGE, Arena, aligned
 from .binding.structures import PANEL, Format, PackedMatrix
 
-FORMATS = ((FP32, Format.FP32), (BF16, Format.BF16), (FP16, Format.FP16))
 _CODES: Final = MappingProxyType({8: Format.CODES8, 4: Format.CODES4})  # by the bits of a code
 
 
 def format_of(dtype: DType) -> Format:
     """Returns the format in which weights or keys of a dtype are stored."""
-    return dict(FORMATS)[dtype]
+    return Format[dtype.name.upper()]
 
 
 def pair_bytes(format_: Format) -> int:
@@ -92,11 +91,10 @@ class PackedWeights:
         sizes = (each.count * each.matrix_bytes(*shape) for each in self._stacks.values())
         total = sum(round_up(size, CACHE_LINE) for size in sizes)
         self._allocate = Arena(total).take if total >= LARGE_PAGE else aligned
-        self._vectors = set(_vectors(self.program))
 
     def take(self, param: LocalParam, values: Array) -> None:
         """Packs or keeps a parameter."""
-        if param.name in self._vectors:
+        if len(param.shape) == 1:  # a norm or a bias
             wide = cast(values, self.dtype, FP32, param.name)
             memory = aligned(4 * ceil_div(wide.size, PANEL) * PANEL).view(np.float32)
             memory[: wide.size] = wide
@@ -194,15 +192,3 @@ def _plain_stacks(program: Program) -> Iterator[tuple[str, Stack]]:
 
 def _stack(matrix: WeightMatrix, slices: int = 1) -> Stack:
     return Stack(1, matrix.in_features, matrix.out_features, matrix.num_transposed, slices)
-
-
-def _vectors(program: Program) -> Iterator[str]:
-    for operation in program.operations:
-        if isinstance(operation, Norm):
-            yield from (operation.weight, operation.bias)
-        elif isinstance(operation, RotateAndAppend):
-            yield from (operation.q_norm, operation.k_norm)
-        elif isinstance(operation, Multiply):
-            yield operation.matrix.bias
-        elif isinstance(operation, Reduce):
-            yield operation.bias

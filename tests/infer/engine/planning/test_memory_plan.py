@@ -46,7 +46,7 @@ def test_kv_memory_holds_one_block_more_than_requests_can_use() -> None:
     block = 16 * kv_bytes_per_rank(CONFIG, 1, "fp32")
     options = EngineOptions(Path("m"), block_size=16, kv_memory=11 * block - 1, kernels="aten")
     plan = plan_memory(CONFIG, options, "fp32", "fp32")
-    assert (plan.block_bytes, plan.num_blocks, plan.kv_bytes) == (block, 9, 10 * block)
+    assert (plan.block.block, plan.num_blocks, plan.kv_bytes) == (block, 9, 10 * block)
     assert plan.max_model_len == 9 * 16, "the cache is shorter than the model"
     with pytest.raises(ConfigError, match="too little: two blocks of 16 tokens"):
         plan_memory(CONFIG, replace(options, kv_memory=2 * block - 1), "fp32", "fp32")
@@ -64,12 +64,12 @@ def test_blocks_of_4_bits_share_twins() -> None:
         kv_memory=101 * block + 69 * twin,
     )
     plan = plan_memory(CONFIG, options, "fp32", "int4")
-    assert (plan.block_bytes, plan.twin_bytes, plan.num_blocks, plan.num_twins) == (block, twin, 100, 68)
+    assert (plan.block.block, plan.block.twin, plan.num_blocks, plan.num_twins) == (block, twin, 100, 68)
     assert plan.kv_bytes == options.kv_memory
     few = plan_memory(CONFIG, replace(options, kv_memory=11 * (block + twin)), "fp32", "int4")
     assert (few.num_blocks, few.num_twins, few.kv_bytes) == (10, 0, 11 * (block + twin)), "each has its own"
     k8v4 = plan_memory(CONFIG, options, "fp32", "k8v4")
-    assert (k8v4.twin_bytes, k8v4.num_twins) == (twin // 2, 68), "of values only"
+    assert (k8v4.block.twin, k8v4.num_twins) == (twin // 2, 68), "of values only"
     assert plan_memory(CONFIG, options, "fp32", "int8").num_twins == 0
 
 
@@ -137,8 +137,8 @@ def test_the_memory_of_gpus_counts_where_ranks_compute_on_them(monkeypatch: pyte
 def test_memory_is_as_planned(llm: LLM, llm_tp2: LLM) -> None:
     whole, half = llm.engine.source.memory, llm_tp2.engine.source.memory
     assert half.weight_bytes < 0.6 * whole.weight_bytes
-    assert whole.kv_bytes == 41 * whole.block_bytes
-    assert whole.block_bytes == 2 * 2 * 4 * 16 * 4 * 16, "heads of 8, padded to 16"
+    assert whole.kv_bytes == 41 * whole.block.block
+    assert whole.block.block == 2 * 2 * 4 * 16 * 4 * 16, "heads of 8, padded to 16"
     assert half.kv_bytes_per_token == whole.kv_bytes_per_token == 2 * 2 * 4 * 16 * 4
     assert "40 blocks of 16 tokens" in whole.table()
     assert llm.engine.info.max_model_len == 640

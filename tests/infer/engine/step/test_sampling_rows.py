@@ -6,7 +6,7 @@ import numpy as np
 
 from tk.core.casts import Array
 from tk.infer.engine.step.sampling_rows import NO_MASK, SAMPLE, WITH_CANDIDATES, SampledRows, SamplingRows, ScoredRow
-from tk.infer.engine.step.token_counts import TokenCounts
+from tk.infer.engine.step.slot_entries import TokenCounts
 from tk.tests.infer.sampling_row import SamplingRow, pack
 
 ROWS = [

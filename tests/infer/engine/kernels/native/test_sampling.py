@@ -13,7 +13,7 @@ from tk.infer.engine.kernels.native.binding.library import instruction_sets
 from tk.infer.engine.kernels.sampler.sampler import run_sampler
 from tk.infer.engine.step.running_plan import RunningPlan
 from tk.infer.engine.step.sampler_output import SamplerOutput
-from tk.infer.engine.step.token_counts import TokenCounts
+from tk.infer.engine.step.slot_entries import TokenCounts
 from tk.tests.infer.engine.kernels.native.running import runner
 from tk.tests.infer.history import BLOCK_SIZE
 from tk.tests.infer.sampling_row import SamplingRow, pack

@@ -10,7 +10,7 @@ import pytest
 from tk.infer.engine.kernels.sampler import block as block_module
 from tk.infer.engine.kernels.sampler.block import SamplingBatch, SamplingBlock, most_alternatives, results_bytes
 from tk.infer.engine.step.sampling_rows import NO_LOGPROBS
-from tk.infer.engine.step.token_counts import TokenCounts
+from tk.infer.engine.step.slot_entries import TokenCounts
 from tk.tests.infer.sampling_row import SamplingRow, pack
 
 ROWS = pack(

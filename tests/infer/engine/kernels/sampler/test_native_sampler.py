@@ -18,7 +18,7 @@ from tk.infer.engine.kernels.sampler.native_sampler import SOURCE, native_sample
 from tk.infer.engine.kernels.sampler.sampler import Sample, best_sampler, run_sampler
 from tk.infer.engine.step.sampler_output import SamplerOutput
 from tk.infer.engine.step.sampling_rows import SamplingRows
-from tk.infer.engine.step.token_counts import TokenCounts
+from tk.infer.engine.step.slot_entries import TokenCounts
 from tk.tests.example_counts import examples
 from tk.tests.infer.engine.kernels.sampler.native import native_samplers
 from tk.tests.infer.sampling_row import SamplingRow, pack

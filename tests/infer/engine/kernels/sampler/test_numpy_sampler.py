@@ -8,7 +8,7 @@ import pytest
 from tk.infer.engine.kernels.sampler.numpy_sampler import _gumbel_max, _keep_top_k, _keep_top_p, sample
 from tk.infer.engine.kernels.sampler.philox import gumbel, uniform
 from tk.infer.engine.step.sampling_rows import WITH_CANDIDATES
-from tk.infer.engine.step.token_counts import TokenCounts
+from tk.infer.engine.step.slot_entries import TokenCounts
 from tk.tests.infer.sampling_row import SamplingRow, pack
 
 IDS = np.array([2, 3, 5, 7, 11])

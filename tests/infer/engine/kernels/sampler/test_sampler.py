@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tk.infer.engine.kernels.sampler import numpy_sampler
 from tk.infer.engine.kernels.sampler.philox import gumbel, uniform
 from tk.infer.engine.kernels.sampler.sampler import Sample, run_sampler
-from tk.infer.engine.step.token_counts import TokenCounts
+from tk.infer.engine.step.slot_entries import TokenCounts
 from tk.tests.example_counts import examples
 from tk.tests.infer.engine.kernels.sampler.native import able_units, native_samplers
 from tk.tests.infer.sampling_row import SamplingRow, pack

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tk.infer.engine.step.token_counts import TokenCounts
+from tk.infer.engine.step.slot_entries import TokenCounts
 
 tokens = st.lists(st.integers(0, 300), max_size=400)
 
