@@ -1,5 +1,7 @@
 """Log-probabilities of tokens for events: of those of a prompt as its chunks are computed, and of new ones."""
 
+from functools import cached_property
+
 from .....text.tokenizer import Tokenizer
 from ...request.events import PROMPT_LOGPROBS_PER_EVENT, TokenLogprob, TopLogprob
 from ...request.request import Request
@@ -45,7 +47,6 @@ class PromptScores:
         self._request, self._tokenizer = request, tokenizer
         self._next_reported = self._next_scored = request.logprobs_from
         self.known: list[TokenLogprob] = []
-        self._first_visible: int | None = None
 
     def rows(self, chunk: ScheduledChunk, first: int) -> list[ScoredRow]:
         """Returns the rows that score tokens in a chunk, whose first token has the index `first` in the step."""
@@ -62,7 +63,7 @@ class PromptScores:
 
     def add(self, row: ScoredRow, result: SamplerOutput, index: int) -> bool:
         """Adds the result, at `index` of a step's results, of a row; returns whether they fill an event."""
-        is_first = self._next_reported + len(self.known) <= self._place_of_text()
+        is_first = self._next_reported + len(self.known) <= self._first_visible
         self.known.append(token_logprob(self._tokenizer, row.num_top, result, index, is_first))
         return len(self.known) == PROMPT_LOGPROBS_PER_EVENT
 
@@ -72,10 +73,11 @@ class PromptScores:
         self._next_reported, self.known = start + len(known), []
         return start, known
 
-    def _place_of_text(self) -> int:
-        """Returns the place of the prompt's first token that has a text; that of its last one if none has."""
-        if self._first_visible is None:
-            tokenizer, keep, prompt = self._tokenizer, self._request.params.keep_special_tokens, self._request.token_ids
-            is_visible = (tokenizer is None or tokenizer.is_visible(token, keep) for token in prompt)
-            self._first_visible = next((place for place, seen in enumerate(is_visible) if seen), len(prompt) - 1)
-        return self._first_visible
+    @cached_property
+    def _first_visible(self) -> int:
+        """The place of the prompt's first token that has a text; that of its last one if none has."""
+        tokenizer, keep, prompt = self._tokenizer, self._request.params.keep_special_tokens, self._request.token_ids
+        if tokenizer is None:
+            return 0
+        places = (place for place, token in enumerate(prompt) if tokenizer.is_visible(token, keep))
+        return next(places, len(prompt) - 1)
