@@ -25,6 +25,7 @@ from tk.infer.engine.request.request import Request
 from tk.infer.engine.schedule import live_request
 from tk.infer.engine.schedule.step_in_flight import Masks, StepInFlight
 from tk.infer.engine.step.sampler_output import SamplerOutput
+from tk.tests.infer.engine.free_blocks import num_free_blocks
 from tk.tests.infer.engine.test_engine import PROMPTS, Sink
 from tk.tests.infer.random_schemas import is_accepted, random_schema
 
@@ -87,7 +88,7 @@ def test_texts_are_the_same_in_company(llm: LLM, alone: dict[str, list[str]]) ->
         assert re.fullmatch("[0-9]+", completion.text)
     together = [[choice.text for choice in completion.choices] for completion in found[len(crowd) :]]
     assert together == list(alone.values())
-    llm.engine.statistics.check_integrity()
+    assert llm.engine.statistics.check_cache().problems == ()
 
 
 def test_two_ranks_and_other_kernels_keep_them_too(llm_tp2: LLM, aten: LLM, alone: dict[str, list[str]]) -> None:
@@ -141,7 +142,7 @@ def test_tokens_chosen_among_candidates_are_those_under_masks(
         runs[chooses] = [list(choice.token_ids) for one in found for choice in one.choices]
     assert runs[True] == runs[False]
     assert 0 < counts[True] < counts[False] / 2
-    llm.engine.statistics.check_integrity()
+    assert llm.engine.statistics.check_cache().problems == ()
 
 
 @pytest.mark.skipif(not instruction_sets(), reason="no compiler")
@@ -161,7 +162,7 @@ def test_speculation_beside_them_changes_nothing(
     with LLM(model_folder("grouped"), kv_blocks=64, speculate=4) as llm:
         (free,) = llm.generate([[1, 2, 3] * 8], again)
         found = llm.generate([[1, 2, 3] * 8, *[PROMPTS[0]] * len(KINDS)], [again, *KINDS.values()])
-        llm.engine.statistics.check_integrity()
+        assert llm.engine.statistics.check_cache().problems == ()
     assert found[0].token_ids == free.token_ids
     assert [[choice.text for choice in one.choices] for one in found[1:]] == list(alone.values())
 
@@ -234,9 +235,9 @@ def test_an_aborted_request_frees_all(llm: LLM) -> None:
     assert sink.begun.wait(60)
     assert llm.engine.abort("digits")
     assert isinstance(sink.error(), Cancelled)
-    assert (llm.engine.num_live, llm.engine.statistics.num_free_blocks) == (0, llm.engine.info.num_blocks)
+    assert (llm.engine.num_live, num_free_blocks(llm.engine)) == (0, llm.engine.info.num_blocks)
     assert re.fullmatch("[0-9]*", "".join(event.text for event in sink.events if isinstance(event, Delta)))
-    llm.engine.statistics.check_integrity()
+    assert llm.engine.statistics.check_cache().problems == ()
 
 
 def test_a_constraint_that_fails_ends_only_its_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +260,7 @@ def test_a_constraint_that_fails_ends_only_its_request(llm: LLM, monkeypatch: py
     assert 1 < sum(isinstance(event, Delta) for event in bad.events) < 5
     assert free.over.wait(60)
     assert isinstance(free.events[-1], Done)
-    assert llm.engine.statistics.num_free_blocks == llm.engine.info.num_blocks
+    assert num_free_blocks(llm.engine) == llm.engine.info.num_blocks
 
 
 def test_grammars_are_built_beside_the_event_loop(

@@ -16,6 +16,7 @@ from tk.infer.engine.request.events import FinishReason
 from tk.infer.engine.schedule import live_request
 from tk.infer.engine.schedule.proposals import RowCost
 from tk.infer.engine.worker import step_timing
+from tk.tests.infer.engine.free_blocks import num_free_blocks
 from tk.tests.infer.history import History
 from tk.tests.infer.oracle import Oracle
 
@@ -36,8 +37,8 @@ def answers(llm: LLM) -> dict[str, list[Completion]]:
     """The completions of all prompts under all options, together."""
     params = [params for params in OPTIONS.values() for _ in PROMPTS]
     found = llm.generate(PROMPTS * len(OPTIONS), params)
-    llm.engine.statistics.check_integrity()
-    assert llm.engine.statistics.num_free_blocks == llm.model_info().num_blocks
+    assert llm.engine.statistics.check_cache().problems == ()
+    assert num_free_blocks(llm.engine) == llm.model_info().num_blocks
     step = len(PROMPTS)
     return {name: found[i * step : (i + 1) * step] for i, name in enumerate(OPTIONS)}
 

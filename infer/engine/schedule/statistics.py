@@ -64,12 +64,6 @@ class EngineStatistics:
     def __init__(self, scheduler: Scheduler, lock: threading.Lock) -> None:
         self._scheduler, self._lock = scheduler, lock
 
-    @property
-    def num_free_blocks(self) -> int:
-        """The number of blocks that no request holds, those of the prefix cache included."""
-        with self._lock:
-            return self._scheduler.allocator.num_available
-
     def load(self) -> EngineLoad:
         """Returns the load now. The effort grows with the running samples only."""
         scheduler = self._scheduler
@@ -120,11 +114,6 @@ class EngineStatistics:
                 leaked=leaked,
                 problems=self._problems(),
             )
-
-    def check_integrity(self) -> None:
-        """Checks that the blocks and the queues are consistent; raises AssertionError otherwise."""
-        with self._lock:
-            self._scheduler.check_integrity()
 
     def _problems(self) -> tuple[str, ...]:
         try:

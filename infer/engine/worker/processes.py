@@ -82,21 +82,19 @@ class WorkerProcesses:
             with suppress(OSError):  # the worker has ended
                 connection.shutdown(socket.SHUT_RDWR)  # also if a fork of this process holds the socket too
             connection.close()
-        deadline = time.monotonic() + EXIT_TIMEOUT
-        for process in self._processes:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-        deadline = time.monotonic() + KILL_TIMEOUT
-        for process in self._processes:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                state = ProcessState.of(process.pid).words
-                _LOG.warning("Worker process %d is killed but has not ended; it is %s.", process.pid, state)
+        for process in self._still_running(EXIT_TIMEOUT):
+            process.kill()
+        for process in self._still_running(KILL_TIMEOUT):
+            state = ProcessState.of(process.pid).words
+            _LOG.warning("Worker process %d is killed but has not ended; it is %s.", process.pid, state)
         self._over.set()
         self._thread.join()
+
+    def _still_running(self, seconds: float) -> list[subprocess.Popen[bytes]]:
+        """Returns the processes that have not ended after so many seconds."""
+        end = time.monotonic() + seconds
+        codes = [self.exit_code(rank, max(0.0, end - time.monotonic())) for rank in range(len(self._processes))]
+        return [process for process, code in zip(self._processes, codes, strict=True) if code is None]
 
     def _run(self, module: str, tp: int, environment: dict[str, str]) -> None:
         try:

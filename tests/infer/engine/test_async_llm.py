@@ -14,6 +14,7 @@ from tk.core.errors import Cancelled, ConfigError, InvalidRequest
 from tk.infer import LLM, AsyncLLM, SamplingParams
 from tk.infer.engine.engine import Engine
 from tk.infer.engine.request.request import as_requests
+from tk.tests.infer.engine.free_blocks import num_free_blocks
 
 GREEDY = SamplingParams(temperature=0, max_new_tokens=24, ignore_eos=True)
 ENDLESS = SamplingParams(max_new_tokens=600, ignore_eos=True)
@@ -31,8 +32,8 @@ def async_llm(model_folder: Callable[[str], Path]) -> Iterator[AsyncLLM]:
 
 def check_nothing_is_held(llm: AsyncLLM) -> None:
     asyncio.run(llm.generate([1], GREEDY))  # steps after the abort
-    llm.engine.statistics.check_integrity()
-    assert (llm.engine.num_live, llm.engine.statistics.num_free_blocks) == (0, llm.model_info().num_blocks)
+    assert llm.engine.statistics.check_cache().problems == ()
+    assert (llm.engine.num_live, num_free_blocks(llm.engine)) == (0, llm.model_info().num_blocks)
 
 
 async def tokens_of(deltas: AsyncIterator[Any]) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from tk.infer.engine.options import EngineOptions
 from tk.infer.engine.planning import memory_plan
 from tk.infer.engine.request.events import Delta, Done, Event, Failed, Finished, FinishReason, ModelInfo, Started
 from tk.infer.engine.request.request import Request
+from tk.tests.infer.engine.free_blocks import num_free_blocks
 from tk.tests.infer.serve.serving import stopped
 
 GREEDY = SamplingParams(temperature=0, max_new_tokens=24, ignore_eos=True)
@@ -81,7 +82,7 @@ def test_steps_cut_by_time_give_the_same_tokens(llm: LLM, model_folder: Callable
     with LLM(model_folder("grouped"), max_step_ms=0.001, kv_blocks=40) as cut:
         assert cut.engine.statistics._scheduler.cost.is_known, "steps were measured before the first request"
         made = [completion.token_ids for completion in cut.generate(PROMPTS, GREEDY)]
-        cut.engine.statistics.check_integrity()
+        assert cut.engine.statistics.check_cache().problems == ()
     assert made == [completion.token_ids for completion in llm.generate(PROMPTS, GREEDY)]
 
 
@@ -210,14 +211,14 @@ def test_abort_frees_everything(llm: LLM) -> None:
     for name, sink in sinks.items():
         engine.submit(Request(tuple(range(60)), SamplingParams(max_new_tokens=500, ignore_eos=True), name), sink)
     assert sinks["abort-0"].begun.wait(60)
-    assert engine.statistics.num_free_blocks < engine.info.num_blocks
+    assert num_free_blocks(engine) < engine.info.num_blocks
     for name in sinks:
         assert engine.abort(name)
     aborted.set()
     for sink in sinks.values():
         assert isinstance(sink.error(), Cancelled)
-    assert (engine.num_live, engine.statistics.num_free_blocks) == (0, engine.info.num_blocks)
-    engine.statistics.check_integrity()
+    assert (engine.num_live, num_free_blocks(engine)) == (0, engine.info.num_blocks)
+    assert engine.statistics.check_cache().problems == ()
     assert not engine.abort("abort-0")
     assert not engine.abort("never was")
     assert [type(event) for event in sinks["abort-0"].events].count(Failed) == 1

@@ -7,6 +7,7 @@ import pytest
 from tk.core.errors import InvalidRequest
 from tk.infer import LLM, SamplingParams
 from tk.infer.engine.engine import Engine
+from tk.tests.infer.engine.free_blocks import num_free_blocks
 
 GREEDY = SamplingParams(temperature=0, max_new_tokens=24, ignore_eos=True)
 
@@ -43,7 +44,7 @@ def test_leaving_a_stream_early_ends_its_request(llm: LLM) -> None:
     assert next(stream).token_ids
     stream.close()  # type: ignore[attr-defined]
     llm.generate([1], GREEDY)  # steps after the abort
-    assert (llm.engine.num_live, llm.engine.statistics.num_free_blocks) == (0, llm.engine.info.num_blocks)
+    assert (llm.engine.num_live, num_free_blocks(llm.engine)) == (0, llm.engine.info.num_blocks)
 
 
 def test_one_request_that_cannot_be_served_ends_all_of_its_call(llm: LLM) -> None:
@@ -52,7 +53,7 @@ def test_one_request_that_cannot_be_served_ends_all_of_its_call(llm: LLM) -> Non
     with pytest.raises(InvalidRequest, match="2 SamplingParams for 1 prompts"):
         llm.generate([[1]], [GREEDY, GREEDY])
     llm.generate([1], GREEDY)  # steps after the abort of the first
-    assert (llm.engine.num_live, llm.engine.statistics.num_free_blocks) == (0, llm.engine.info.num_blocks)
+    assert (llm.engine.num_live, num_free_blocks(llm.engine)) == (0, llm.engine.info.num_blocks)
 
 
 def test_text_needs_a_tokenizer(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

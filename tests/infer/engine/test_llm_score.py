@@ -8,6 +8,7 @@ from transformers import LlamaForCausalLM
 
 from tk.core.errors import InvalidRequest, PromptTooLong
 from tk.infer import LLM, SamplingParams, Score
+from tk.tests.infer.engine.free_blocks import num_free_blocks
 
 PROMPT = [5, 6, 7]
 LONG = [(7 * i * i + 3 * i) % 260 for i in range(150)]  # more than three steps of this engine
@@ -85,4 +86,4 @@ def test_more_scores_than_the_cache_holds_equal_those_alone(llm: LLM) -> None:
     pairs = [(LONG[: 20 + i], LONG[20 + i :] + LONG) for i in range(8)]  # together more than the cache
     together = llm.score_pairs(pairs)
     assert together == [llm.score(prompt, continuation) for prompt, continuation in pairs]
-    assert (llm.engine.num_live, llm.engine.statistics.num_free_blocks) == (0, llm.engine.info.num_blocks)
+    assert (llm.engine.num_live, num_free_blocks(llm.engine)) == (0, llm.engine.info.num_blocks)

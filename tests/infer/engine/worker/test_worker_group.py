@@ -33,6 +33,7 @@ from tk.infer.engine.worker.step_watch import StepWatch
 from tk.infer.engine.worker.worker_group import WorkerGroup
 from tk.model.config import ModelConfig
 from tk.model.registry import tensor_table
+from tk.tests.infer.engine.free_blocks import num_free_blocks
 
 LONG = SamplingParams(max_new_tokens=600, ignore_eos=True)
 
@@ -162,8 +163,8 @@ def test_killed_workers_start_again_and_give_the_same_tokens(llm: LLM, model_fol
         (again,) = restarting.generate(prompt, params)
         assert again.token_ids == expected
         assert again.usage.cached_tokens == 0, "the new workers' cache is empty"
-        engine.statistics.check_integrity()
-        assert engine.statistics.num_free_blocks == 20
+        assert engine.statistics.check_cache().problems == ()
+        assert num_free_blocks(engine) == 20
         os.kill(after[0], signal.SIGKILL)
         assert gone_for_good.wait(60)
         assert [error and error.retry_after is None for error in states] == [False, None, True]
@@ -261,7 +262,7 @@ def test_logits_that_are_not_finite_fail_their_request_alone(
                 broken.generate([[5] * 50 + [200, 7]], params)
             assert type(error.value) is TkError
             assert [completion.token_ids for completion in broken.generate([[1, 2], [3] * 40], params)] == expected
-        broken.engine.statistics.check_integrity()
+        assert broken.engine.statistics.check_cache().problems == ()
 
 
 SCRIPT = """
