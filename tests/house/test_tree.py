@@ -12,9 +12,6 @@ from tk.tests.house.conftest import ROOMS
 from tk.tests.house.syntax import nodes
 
 MAX_FILE_LINES = 350
-MAX_FILE_LINES_OF_INFER = 300
-MAX_DEPTH_BELOW_INFER = 4
-MAX_ATTRIBUTES = 12  # of a class of infer/engine
 MAX_TEST_FILE_LINES = 500
 MAX_MODULES_OF_A_FOLDER = 12
 MAX_UNTESTED_LINES = 100
@@ -34,48 +31,6 @@ def test_no_file_is_long(root: Path, sources: list[Path]) -> None:
     for files, most in ((sources, MAX_FILE_LINES), (tests, MAX_TEST_FILE_LINES)):
         lines = {str(path): len((root / path).read_text().splitlines()) for path in files}
         assert {path: number for path, number in lines.items() if number > most} == {}
-
-
-def test_infer_is_neither_long_nor_deep(root: Path, sources: list[Path]) -> None:
-    infer = [path for path in sources if path.parts[0] == "infer"]
-    lines = {str(path): len((root / path).read_text().splitlines()) for path in infer}
-    assert {path: number for path, number in lines.items() if number > MAX_FILE_LINES_OF_INFER} == {}
-    folders = {path.parent for path in (root / "infer").rglob("*.[pch]*") if "__pycache__" not in path.parts}
-    depths = {str(folder): len(folder.relative_to(root / "infer").parts) for folder in folders}
-    assert {folder: depth for folder, depth in depths.items() if depth > MAX_DEPTH_BELOW_INFER} == {}
-
-
-def many_attributes(text: str) -> dict[str, int]:
-    """Returns the classes of a module with too many attributes, but for frozen dataclasses: descriptions and columns.
-
-    The structures of ctypes have theirs in a list, so they do not count either.
-    """
-    found = {}
-    for node in nodes(text):
-        if isinstance(node, ast.ClassDef) and "frozen=True" not in "".join(map(ast.unparse, node.decorator_list)):
-            names = {
-                each.target.id for each in node.body if isinstance(each, ast.AnnAssign) and hasattr(each.target, "id")
-            }
-            for each in ast.walk(node):
-                match each:
-                    case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
-                        names.add(name)
-            if len(names) > MAX_ATTRIBUTES:
-                found[node.name] = len(names)
-    return found
-
-
-def test_no_class_of_the_engine_has_many_attributes(root: Path, sources: list[Path]) -> None:
-    engine = [path for path in sources if path.parts[:2] == ("infer", "engine")]
-    found = {f"{path} {name}": n for path in engine for name, n in many_attributes((root / path).read_text()).items()}
-    assert found == {}
-
-
-def test_many_attributes_are_seen() -> None:
-    fields = "".join(f"    a{number}: int\n" for number in range(MAX_ATTRIBUTES))
-    assert many_attributes(f"class A:\n{fields}") == {}
-    assert many_attributes(f"class A:\n{fields}    def f(self): self.x, self.y = 1, 2") == {"A": 14}
-    assert many_attributes(f"@dataclass(frozen=True)\nclass A:\n{fields}    b: int") == {}
 
 
 def crowded(paths: Iterable[Path]) -> dict[str, int]:
