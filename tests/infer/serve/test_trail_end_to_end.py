@@ -1,4 +1,4 @@
-"""A streamed request over HTTP runs each function on the trail of docs/request.md: server and worker are profiled."""
+"""A streamed request over HTTP runs each function of the tables in docs/request.md: server and worker are profiled."""
 
 import http.client
 import json
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tk.tests.house.test_trail import trail
+from tk.tests.house.test_trail import named
 from tk.tests.infer.serve.serving import WAIT_SECONDS, Serving
 from tk.tests.infer.serve.tiny_model import write_tiny_model
 
@@ -46,7 +46,7 @@ def profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_streamed_request_runs_each_function_of_the_trail(profiled: Path, tmp_path: Path) -> None:
+def test_a_streamed_request_runs_each_function_that_the_page_names(profiled: Path, tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model")
     (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     options = ("--kv-blocks", "64", "--threads", "1", "--kernels", "native", "--http", "0")
@@ -65,5 +65,4 @@ def test_a_streamed_request_runs_each_function_of_the_trail(profiled: Path, tmp_
         serving.close()
     assert answer.endswith("data: [DONE]\n\n")
     called = {tuple(line.split(maxsplit=1)) for line in (profiled / "called").read_text().splitlines()}
-    named = {(step.path, step.name) for step in trail(ROOT)}
-    assert [each for each in sorted(named) if (str(ROOT / each[0]), each[1]) not in called] == []
+    assert [each for each in sorted(named(ROOT)) if (str(ROOT / each.path), each.name) not in called] == []
