@@ -167,6 +167,14 @@ class Fields:
         message = f"{self.path}{name} is {shown}; it must be {right}."
         return InvalidRequest(message, field=self.path + name, given=value)
 
+    def as_text(self, value: Any, name: str) -> str:
+        """Returns a value of a field, if it is a text."""
+        if not isinstance(value, str):
+            raise self.wrong(name, value, "a string")
+        if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise self.wrong(name, "with half a surrogate pair", "text that UTF-8 can hold")
+        return value
+
     def _refused(self, name: str, is_known: bool) -> InvalidRequest:
         field = f"{self.path}{name}"[:200]
         what = "not built in this version of tk" if is_known else "unknown to this server"
@@ -177,14 +185,6 @@ class Fields:
         value = self.anything(name)
         if value is not None and not is_right(value):
             raise self.wrong(name, value, right)
-        return value
-
-    def as_text(self, value: Any, name: str) -> str:
-        """Returns a value of a field, if it is a text."""
-        if not isinstance(value, str):
-            raise self.wrong(name, value, "a string")
-        if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
-            raise self.wrong(name, "with half a surrogate pair", "text that UTF-8 can hold")
         return value
 
     def _as_number(self, value: Any, name: str) -> float:
