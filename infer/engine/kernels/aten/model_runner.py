@@ -43,9 +43,8 @@ class ModelRunner(Backend):
         self._program, self._cache, self._tp = program, cache, tp
         self._interpreter = Interpreter(program, weights, tp)
         self._sample = best_sampler()
-        self._asked: tuple[SamplingRows, Array] | None = (
-            None  # rows of the last step, and their logits, to sample again
-        )
+        # the rows of the last step, and their logits, if some have candidates and may be sampled again
+        self._kept: tuple[SamplingRows, Array] | None = None
         prepared = weights.products(program)
         with torch.inference_mode():
             inner = _distinct([each for each in program.operations if isinstance(each, Multiply | Route)], prepared)
@@ -65,14 +64,14 @@ class ModelRunner(Backend):
                 outputs.append(run_sampler(logits, rows, found, self._sample))
                 if plan.rows.have_candidates:
                     kept.append(logits)
-        self._asked = (plan.rows, np.concatenate(kept)) if kept else None
+        self._kept = (plan.rows, np.concatenate(kept)) if kept else None
         return SamplerOutput.join(outputs) if outputs else None
 
     def sample_again(self, masks: Array, rows: Array) -> SamplerOutput:
         """Samples the rows of the last step again, some of them with masks: see `Backend`."""
-        assert self._asked is not None, "the last step had candidates"
-        asked, logits_RV = self._asked
-        return run_sampler(logits_RV, asked.masked(rows), masks, self._sample)
+        assert self._kept is not None, "the last step had candidates"
+        last, logits_RV = self._kept
+        return run_sampler(logits_RV, last.masked(rows), masks, self._sample)
 
     @torch.inference_mode()
     def logits(self, plan: RunningPlan) -> Array:
