@@ -87,6 +87,7 @@ class Server:
         callers = Callers() if options.tokens is None else TokenCallers(options.tokens)
         self._frontend = Frontend(callers, RequestLog(options.log_prompts, observer, names), self._runner, statistics)
         self._dead = asyncio.Event()
+        self._notice: asyncio.Task[None] | None = None
         self.is_late = False
 
     async def start(self) -> str:
@@ -101,7 +102,7 @@ class Server:
 
         def on_change(error: WorkerDied | None) -> None:
             with suppress(RuntimeError):  # the loop is closed: this server has ended already
-                loop.call_soon_threadsafe(lambda: loop.create_task(self._handle_death(error)))
+                loop.call_soon_threadsafe(self._set_death, error)
 
         self._runner.engine.watch(on_change)
         return self.grpc.address
@@ -110,11 +111,13 @@ class Server:
         """Accepts requests from now on: the engine has loaded the model."""
         self._runner.lifecycle.set_loaded()
 
-    async def _handle_death(self, error: WorkerDied | None) -> None:
+    def _set_death(self, error: WorkerDied | None) -> None:
         """Reports the state of the workers: dead for good, starting again (`retry_after`), stalled, or well (None)."""
         self._runner.lifecycle.set_death(error)
-        if self._runner.lifecycle.death is None:
-            return
+        if self._runner.lifecycle.death is not None:
+            self._notice = asyncio.create_task(self._notice_death())  # the loop's own reference to a task is a weak one
+
+    async def _notice_death(self) -> None:
         await self._runner.live.wait_empty(ANSWER_GRACE)  # the engine has failed all; their callers still read that
         await asyncio.sleep(DEATH_NOTICE)
         self._dead.set()
