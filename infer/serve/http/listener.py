@@ -113,7 +113,7 @@ class Listener:
         certificates: Certificates | None = None,
         names: Set[str] = frozenset(),
     ) -> None:
-        self.name, self.names, self._host, self._port = name, names, host, port
+        self.name, self.names, self._place = name, names, (host, port)
         self.most_connections, self._router_of, self._certificates = most_connections, router_of, certificates
         self._connections: dict[HttpConnection, asyncio.Task[None]] = {}
         self._acceptor: Acceptor | None = None
@@ -124,13 +124,14 @@ class Listener:
         """Starts to listen; raises ConfigError if the address is in use or not available."""
         self._answer, self._log = self._router_of(frontend), frontend.log
         context = None if self._certificates is None else tls_context(self._certificates)
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        host, port = self._place
         try:
-            listening = socket.create_server((self._host, self._port), family=family, backlog=1024)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            listening = socket.create_server(self._place, family=family, backlog=1024)
         except OSError as error:
-            raise not_ours(address_of(self._host, self._port), error) from error
+            raise not_ours(address_of(host, port), error) from error
         self._acceptor = Acceptor(listening, self._accept, context, TLS_SECONDS)
-        self.address = address_of(self._host, listening.getsockname()[1])
+        self.address = address_of(host, listening.getsockname()[1])
         _LOG.info("%s on %s", self.name, self.address)
 
     def drain(self) -> None:
