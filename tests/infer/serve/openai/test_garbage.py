@@ -1,10 +1,12 @@
 """Calls leave nothing of ours that only a search for garbage finds: a server's memory would grow until it comes."""
 
+import asyncio
 import gc
 import http.client
 import json
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from types import FrameType
@@ -29,22 +31,28 @@ OF_A_CALL = (RequestRecord, EventStream, Request, HttpRequest, HttpConnection)
 
 
 class Garbage:
-    """What only a search finds from now on, and iterators that it would close."""
+    """What only a search finds, of what is made from now on, and iterators that it would close.
 
-    def __init__(self) -> None:
+    Args:
+        iterators: those that began in an event loop.
+    """
+
+    def __init__(self, iterators: "list[weakref.ref[AsyncGenerator[Any, Any]]]") -> None:
+        self._iterators = iterators
         gc.collect()
+        gc.freeze()  # objects of tests before are not ours, whenever they go
         gc.disable()
         gc.set_debug(gc.DEBUG_SAVEALL)
-        self._open_before = self._open()
 
     def close(self) -> None:
         gc.set_debug(0)
         gc.garbage.clear()
+        gc.unfreeze()
         gc.enable()
 
     def ours(self) -> Counter[str]:
         """The frames of the server, the objects of a call and the open iterators, by name."""
-        still_open = self._open() - self._open_before  # tests before may have left some
+        still_open = Counter(each.ag_code.co_qualname for ref in self._iterators if (each := ref()) is not None)
         gc.collect()
         frames = (each.f_code for each in list(gc.garbage) if isinstance(each, FrameType))
         found = Counter(
@@ -55,14 +63,27 @@ class Garbage:
         found.update(type(each).__qualname__ for each in gc.garbage if isinstance(each, OF_A_CALL))
         return found + still_open
 
-    @staticmethod
-    def _open() -> Counter[str]:
-        return Counter(each.__qualname__ for each in gc.get_objects() if type(each).__name__ == "async_generator")
+
+@pytest.fixture(autouse=True)
+def iterators(monkeypatch: pytest.MonkeyPatch) -> "list[weakref.ref[AsyncGenerator[Any, Any]]]":
+    """The asynchronous generators that event loops of this test begin.
+
+    `gc.get_objects` would find them too, and objects that other threads are still making: CPython fails there then.
+    """
+    found: list[weakref.ref[AsyncGenerator[Any, Any]]] = []
+    hook = asyncio.BaseEventLoop._asyncgen_firstiter_hook  # type: ignore[attr-defined]
+
+    def begin(loop: asyncio.BaseEventLoop, iterator: AsyncGenerator[Any, Any]) -> None:
+        found.append(weakref.ref(iterator))
+        hook(loop, iterator)
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "_asyncgen_firstiter_hook", begin)
+    return found
 
 
 @pytest.fixture
-def garbage() -> Iterator[Garbage]:
-    with closing(Garbage()) as garbage:
+def garbage(iterators: "list[weakref.ref[AsyncGenerator[Any, Any]]]") -> Iterator[Garbage]:
+    with closing(Garbage(iterators)) as garbage:
         yield garbage
 
 
