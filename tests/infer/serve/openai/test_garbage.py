@@ -6,10 +6,10 @@ import http.client
 import json
 import weakref
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from types import FrameType
+from types import AsyncGeneratorType, FrameType
 from typing import Any
 
 import grpc
@@ -37,7 +37,7 @@ class Garbage:
         iterators: those that began in an event loop.
     """
 
-    def __init__(self, iterators: "list[weakref.ref[AsyncGenerator[Any, Any]]]") -> None:
+    def __init__(self, iterators: "list[weakref.ref[AsyncGeneratorType[Any, Any]]]") -> None:
         self._iterators = iterators
         gc.collect()
         gc.freeze()  # objects of tests before are not ours, whenever they go
@@ -65,15 +65,15 @@ class Garbage:
 
 
 @pytest.fixture(autouse=True)
-def iterators(monkeypatch: pytest.MonkeyPatch) -> "list[weakref.ref[AsyncGenerator[Any, Any]]]":
+def iterators(monkeypatch: pytest.MonkeyPatch) -> "list[weakref.ref[AsyncGeneratorType[Any, Any]]]":
     """The asynchronous generators that event loops of this test begin.
 
     `gc.get_objects` would find them too, and objects that other threads are still making: CPython fails there then.
     """
-    found: list[weakref.ref[AsyncGenerator[Any, Any]]] = []
+    found: list[weakref.ref[AsyncGeneratorType[Any, Any]]] = []
     hook = asyncio.BaseEventLoop._asyncgen_firstiter_hook  # type: ignore[attr-defined]
 
-    def begin(loop: asyncio.BaseEventLoop, iterator: AsyncGenerator[Any, Any]) -> None:
+    def begin(loop: asyncio.BaseEventLoop, iterator: AsyncGeneratorType[Any, Any]) -> None:
         found.append(weakref.ref(iterator))
         hook(loop, iterator)
 
@@ -82,7 +82,7 @@ def iterators(monkeypatch: pytest.MonkeyPatch) -> "list[weakref.ref[AsyncGenerat
 
 
 @pytest.fixture
-def garbage(iterators: "list[weakref.ref[AsyncGenerator[Any, Any]]]") -> Iterator[Garbage]:
+def garbage(iterators: "list[weakref.ref[AsyncGeneratorType[Any, Any]]]") -> Iterator[Garbage]:
     with closing(Garbage(iterators)) as garbage:
         yield garbage
 
