@@ -51,7 +51,7 @@ def test_logits_are_bit_equal(
             together = History(runner, num_blocks, budget, PROMPTS, num_new, ahead=1, num_twins=num_twins).run(
                 every_prompt
             )
-            assert (together.preemptions > 0) == (num_blocks == FEW and threads == 1)
+            assert (together.preemptions > 0) == (num_blocks == FEW)
             for i in every_prompt:
                 assert len(together.logits[i]) == num_new
                 for step, (one, other) in enumerate(zip(alone[i], together.logits[i], strict=True)):
