@@ -158,6 +158,8 @@ class Server:
         await asyncio.gather(*(port.stop() for port in self._ports))
         await self._runner.live.wait_empty(ABORT_GRACE)  # closing the engine ends the remaining requests
         await self._runner.prompts.close()
+        if self._notice is not None:
+            self._notice.cancel()
         self._frontend.log.close()
         await asyncio.to_thread(self._runner.observer.close)
 

@@ -135,10 +135,10 @@ def test_the_scratch_is_as_large_as_the_compiler_says() -> None:
     loaded = load_library(SOURCE)
     assert loaded is not None
     for unit in native_samplers():
-        told = getattr(loaded.library, f"tk_sampler_scratch_bytes_{unit}")
-        told.argtypes, told.restype = (ctypes.c_int64,), ctypes.c_int64
+        bytes_in_c = getattr(loaded.library, f"tk_sampler_scratch_bytes_{unit}")
+        bytes_in_c.argtypes, bytes_in_c.restype = (ctypes.c_int64,), ctypes.c_int64
         for vocab in (1, 63, 64, 65, 5000, 128_256):
-            assert told(vocab) <= scratch_bytes(vocab) < told(vocab) + 64
+            assert bytes_in_c(vocab) <= scratch_bytes(vocab) < bytes_in_c(vocab) + 64
 
 
 def test_rows_may_be_divided_in_any_way() -> None:
