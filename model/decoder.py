@@ -20,7 +20,7 @@ from ..parallel.wide_sums import embedding
 from .attention import Attend, Attention
 from .balance import RouterBalance
 from .config import ModelConfig
-from .experts import MixtureOfExperts
+from .experts.mixture import MixtureOfExperts
 from .mlp import GatedMLP, PlainMLP
 from .placement import Placement
 from .recompute import Recompute, recomputed

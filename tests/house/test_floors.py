@@ -73,7 +73,19 @@ FLOORS: dict[str, dict[str, int]] = {
         "app": 7,
     },
     "infer/serve/openai": {"page": 0},
-    "model": {"shape": 0, "spec": 1, "window_keys": 1, "llama_family": 2, "architectures": 3},
+    "model": {
+        "activation": 0,
+        "balance": 0,
+        "norm": 0,
+        "recompute": 0,
+        "shape": 0,
+        "spec": 1,
+        "window_keys": 1,
+        "llama_family": 2,
+        "placement": 2,
+        "architectures": 3,
+        "experts": 3,
+    },
     "proto": {"open_inference": 0, "v1": 0},
     "train": {
         "config": 0,
@@ -96,7 +108,8 @@ FLOORS: dict[str, dict[str, int]] = {
 COMPUTE: dict[str, str] = {
     "infer.engine.kernels.aten": "experts interpreter kv_cache model_runner online_softmax paged_attention "
     "pages prepare prepared_weights row_tiles",
-    "model": "activation attention balance decoder experts init loading mlp norm peers placement recompute rope",
+    "model": "activation attention balance decoder init loading mlp norm peers placement recompute rope",
+    "model.experts": "experts mixture router",
     "parallel": "collectives cross_entropy functions host layers linear link_factory local_link mesh point_to_point "
     "products row_blocks torch_dtypes wide_sums",
     "parity": "flat_values foreign gradients measure reference_values updates",

@@ -8,25 +8,26 @@ from tk.parity.rank_loop import Work, serve
 
 
 def load() -> Work:
-    from tk.model.experts import MixtureOfExperts
+    from tk.model.experts.router import Router
     from tk.parity.measure import Measurer
     from tk.train.run.trainer import Trainer
     from tk.train.state.progress import StepResult
 
-    choose, step, current = MixtureOfExperts._choose, Trainer.step, [0]
+    choose, step, wanders = Router.choose, Trainer.step, [False]
 
-    def counted(self: Trainer) -> StepResult:
-        current[0] = self.state.step + 1
+    def watched(self: Trainer) -> StepResult:
+        current = self.state.step + 1
+        wanders[0] = self.mesh.tp.size > 1 and current == int(os.environ["TK_TEST_WANDERS_IN"])
         return step(self)
 
-    def wandering(self: MixtureOfExperts, probabilities_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def wandering(self: Router, probabilities_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         weights_TK, chosen_TK = choose(self, probabilities_TE)
-        if self.tp.size > 1 and current[0] == int(os.environ["TK_TEST_WANDERS_IN"]):
+        if wanders[0]:
             chosen_TK = torch.cat([(chosen_TK[:1] + 1) % probabilities_TE.shape[1], chosen_TK[1:]])
         return weights_TK, chosen_TK
 
-    Trainer.step = counted  # type: ignore[method-assign]
-    MixtureOfExperts._choose = wandering  # type: ignore[method-assign]
+    Trainer.step = watched  # type: ignore[method-assign]
+    Router.choose = wandering  # type: ignore[method-assign]
     return Measurer()
 
 

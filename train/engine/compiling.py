@@ -12,7 +12,7 @@ from torch import nn
 from ...core.errors import ConfigError
 from ...model.attention import Attention
 from ...model.decoder import Decoder, DecoderLayer
-from ...model.experts import MixtureOfExperts
+from ...model.experts.mixture import MixtureOfExperts
 from ...parallel.layers import ColumnParallelLinear, RowParallelLinear
 from ..config.extras import missing_for_compile
 from ..config.train_config import TrainConfig

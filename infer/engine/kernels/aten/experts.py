@@ -1,4 +1,4 @@
-"""A mixture of experts on torch's operators (see `model/experts.py`, whose sums it repeats).
+"""A mixture of experts on torch's operators (see `model/experts/mixture.py`, whose sums it repeats).
 
 An expert multiplies a fixed number of rows at a time, padded, so that a token's bits do not depend on the others.
 Letters: T tokens, D hidden size, I intermediate size of an expert on this rank, E experts, K of them per token,

@@ -6,8 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tk.model.experts import MixtureOfExperts
+from tk.model.activation import swiglu
+from tk.model.experts.mixture import MixtureOfExperts
 from tk.parallel.mesh import ALONE
+from tk.parallel.products import linear
 from tk.tests.model.decoders import build, config_of
 
 
@@ -25,11 +27,11 @@ def tokens(num_tokens: int) -> torch.Tensor:
 def one_by_one(block: MixtureOfExperts, x_TD: torch.Tensor, normalize: bool) -> torch.Tensor:
     """Returns the output [T, D] of every token's experts, in fp64."""
     outputs = []
-    experts = [(gate_up.double(), down.double()) for gate_up, down in block.experts()]
+    experts = [(gate_up.double(), down.double()) for gate_up, down in block.experts.weights()]
     for x_D in x_TD.double():
         scores = (block.gate.weight.double() @ x_D).exp()
         probabilities = scores / scores.sum()
-        chosen = sorted(range(len(experts)), key=lambda expert: -probabilities[expert].item())[: block.top_k]
+        chosen = sorted(range(len(experts)), key=lambda expert: -probabilities[expert].item())[: block.gate.top_k]
         total = sum(probabilities[expert] for expert in chosen) if normalize else 1.0
         y_D = torch.zeros_like(x_D)
         for expert in chosen:
@@ -52,7 +54,7 @@ def test_every_token_passes_its_experts(name: str, options: dict[str, Any]) -> N
 
 def test_probabilities_are_scaled_to_1_only_if_the_architecture_scales_them() -> None:
     block, x = mixture("qwen3_moe"), tokens(20)
-    block.normalize = False
+    block.gate.normalize = False
     with torch.no_grad():
         plain = one_by_one(block, x, normalize=False)
         torch.testing.assert_close(block(x).double(), plain, rtol=1e-4, atol=1e-6)
@@ -71,3 +73,14 @@ def test_gradients_reach_router_and_experts_as_in_the_loop() -> None:
         assert gradient is not None
         assert expected is not None
         assert (gradient - expected).norm() < 1e-5 * expected.norm(), name
+
+
+def test_sums_have_the_bits_of_one_expert_after_another() -> None:
+    block, x_TD = mixture("mixtral").to(torch.bfloat16), tokens(40).bfloat16()
+    choice = block.gate(x_TD)
+    sums_TD = torch.zeros(x_TD.shape)
+    for expert, (gate_up, down) in enumerate(block.experts.weights()):
+        sent, k = (choice.chosen_TK == expert).nonzero(as_tuple=True)
+        y_PD = linear(swiglu(linear(x_TD[sent], gate_up)), down)
+        sums_TD.index_add_(0, sent, y_PD.float() * choice.weights_TK[sent, k].unsqueeze(-1))
+    assert torch.equal(block(x_TD), sums_TD.to(x_TD.dtype))

@@ -1,0 +1,45 @@
+"""The experts of a layer: their weights, and their products for tokens that are sorted by expert.
+
+Letters: P pairs of a token and one of its experts, D hidden size, I intermediate size of an expert on this rank, E
+experts.
+"""
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from ...parallel.products import linear
+from ..activation import swiglu
+from ..placement import Placement
+from ..recompute import recomputed
+
+
+class Experts(nn.Module):
+    """SwiGLU experts, whose weights are stacked along dim 0 in one parameter per kind."""
+
+    def __init__(self, name: str, num_experts: int, place: Placement) -> None:
+        super().__init__()
+        self.num_experts = num_experts
+        self.activation = partial(recomputed, swiglu) if place.recompute == "selective" else swiglu
+        self.gate_up_proj = place.empty(f"{name}.gate_up_proj")
+        self.down_proj = place.empty(f"{name}.down_proj")
+
+    def forward(self, x_PD: torch.Tensor, counts_E: list[int]) -> torch.Tensor:
+        """Maps tokens [P, D] to their experts' outputs [P, D].
+
+        Args:
+            x_PD: the tokens of the first expert, then those of the second one, and so on.
+            counts_E: the number of tokens of each expert.
+        """
+        outputs = [
+            linear(self.activation(linear(x, gate_up)), down) if len(x) else x
+            for x, (gate_up, down) in zip(x_PD.split(counts_E), self.weights(), strict=True)
+        ]
+        return torch.cat(outputs)
+
+    def weights(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Returns each expert's gate and up [2I, D] and down [D, I]."""
+        stacked = (weight.unflatten(0, (self.num_experts, -1)) for weight in (self.gate_up_proj, self.down_proj))
+        gate_ups, downs = (weight.unbind() for weight in stacked)
+        return list(zip(gate_ups, downs, strict=True))
