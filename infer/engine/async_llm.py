@@ -89,7 +89,7 @@ class AsyncLLM:
     ) -> list[Completion]:
         """Returns one Completion per prompt, in order; arguments and errors are those of `LLM.generate`."""
         requests = as_requests(prompts, params, cache)
-        return await self._complete(await asyncio.to_thread(lambda: list(map(self._prepared, requests))))
+        return await self._complete(await self._prepared(requests))
 
     async def stream(
         self, prompt: GivenPrompt, params: SamplingParams | None = None, cache: CacheOptions | None = None
@@ -104,8 +104,7 @@ class AsyncLLM:
             WorkerDied: a worker has died.
             Cancelled: the model was closed.
         """
-        request = await asyncio.to_thread(self._prepared, as_request(prompt, params, cache))
-        with self._running([request]) as [events]:
+        with self._running(await self._prepared([as_request(prompt, params, cache)])) as [events]:
             async for event in events:
                 if isinstance(event, Delta):
                     yield event
@@ -142,9 +141,12 @@ class AsyncLLM:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    def _prepared(self, request: Request) -> Request:
-        """Returns a request whose prompt is token ids, and whose grammar is built."""
-        return with_grammar(tokenized(request, self.engine.tokenizer), self.engine.grammars)
+    async def _prepared(self, requests: Sequence[Request]) -> list[Request]:
+        """Returns requests whose prompts are token ids, and whose grammars are built."""
+        engine = self.engine  # at first, since it refuses a fork, which would wait for a thread that it does not have
+        return await asyncio.to_thread(
+            lambda: [with_grammar(tokenized(request, engine.tokenizer), engine.grammars) for request in requests]
+        )
 
     async def _complete(self, requests: Sequence[Request]) -> list[Completion]:
         """Runs requests to their ends; if one fails, all are ended."""
