@@ -89,6 +89,7 @@ FLOORS: dict[str, dict[str, int]] = {
     "proto": {"open_inference": 0, "v1": 0},
     "train": {
         "config": 0,
+        "context": 0,
         "state": 0,
         "health": 0,
         "pipeline": 0,
