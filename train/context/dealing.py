@@ -31,7 +31,7 @@ class Dealing:
     """The positions of a micro-batch's rows, which are padded and laid end to end, with their ranks.
 
     Attributes:
-        num_rows: the number of rows.
+        num_rows: the rows of the micro-batch.
         row_length: the number of positions of a row without its padding.
         documents: the lengths of the documents over all positions. A row's padding is a document of its own.
         runs: the positions of each rank, as ranges in ascending order.
