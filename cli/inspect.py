@@ -40,7 +40,8 @@ def _head(summary: dict[str, Any]) -> list[str]:
         f"identity    {summary['manifest_sha256']}",
     ]
     if summary["kind"] == "tk":
-        saved = f"tp {layout['tp']}, pp {layout['pp']}, dp {layout['dp']}, ZeRO {layout['zero']}"
+        axes = ("tp", "pp", "dp", *(key for key in ("cp", "ep", "expert_tp") if key in layout))
+        saved = f"{', '.join(f'{key} {layout[key]}' for key in axes)}, ZeRO {layout['zero']}"
         lines[1:1] = [f"step        {summary['step']}", f"saved at    {saved}"]
     return [*lines, ""]
 

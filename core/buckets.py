@@ -1,4 +1,4 @@
-"""ZeRO's flat buckets of parameters, and the shards of a bucket that each data-parallel rank updates."""
+"""ZeRO's flat buckets of parameters, and the shards of a bucket that each data rank updates."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -68,7 +68,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A contiguous run of one logical box, which one data-parallel rank updates.
+    """A contiguous run of one logical box, which one data rank updates.
 
     Attributes:
         bucket: the index of the bucket that contains the run.

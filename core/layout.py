@@ -1,18 +1,21 @@
 """The layout: how a model and its optimizer are spread over ranks, as plain data without processes.
 
-Six functions derive a rank's share from it, each from the one before:
+Seven functions derive a rank's share from it, each from the one before:
+    place          the numbers of a rank among those that hold the same kind of tensors  places.py
     split_boxes    the boxes of a tensor that tensor-parallel rank r holds               tensors.py
     stages         the layers of one pipeline rank                                       layout.py
     local_params   the parameters of one (pp, tp) position, possibly padded              local_params.py
     buckets        those parameters laid end to end in flat buffers, as ZeRO cuts them   buckets.py
-    shards         the ranges of a bucket that one data-parallel rank updates            buckets.py
+    shards         the ranges of a bucket that one data rank updates                     buckets.py
     owned          the ranges that one rank saves                                        ownership.py
 """
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from .errors import ParallelError
+from .places import Coordinates, Spread
 from .tensors import Table, TensorSpec, num_layers
 
 
@@ -38,26 +41,22 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Coordinates:
-    """A rank's coordinates in the mesh: its number along each axis."""
-
-    pp: int
-    dp: int
-    tp: int
-
-
-@dataclass(frozen=True, slots=True)
 class Layout:
     """How a model and its optimizer are spread over ranks.
 
-    The axes of the mesh are, from slowest to fastest, pp, dp (replicate, then shard) and tp.
+    The axes of the mesh are, from slowest to fastest, pp, dp, cp and tp. The data ranks, dp x cp of them, hold the same
+    parts of tensors that every token uses; dp deals them rows, cp deals them positions of a row. Experts are held by
+    the same ranks with axes of their own, edp x ep x expert_tp in each pipeline stage, so ep may exceed dp.
 
     Attributes:
         tp: the number of tensor-parallel ranks.
         pp: the number of pipeline-parallel ranks.
         dp: the number of data-parallel ranks.
+        cp: the number of context-parallel ranks.
+        ep: the number of expert-parallel ranks.
+        expert_tp: the number of tensor-parallel ranks of an expert; 0 = tp at ep = 1, else 1.
         virtual_stages: the number of stages on each pipeline rank.
-        shard_size: the number of ranks in a ZeRO group, a divisor of dp (hybrid sharding); 0 = dp.
+        shard_size: the number of ranks in a ZeRO group, a divisor of dp x cp (hybrid sharding); 0 = dp x cp.
         zero: the ZeRO stage, 0 to 3.
         bucket_size: the number of elements at which a flat bucket is full; only a larger parameter exceeds it.
         sharding: how ZeRO cuts a bucket: "flat" into equal ranges, "dim0" (FSDP's rule) by whole rows of parameters.
@@ -66,6 +65,9 @@ class Layout:
     tp: int = 1
     pp: int = 1
     dp: int = 1
+    cp: int = 1
+    ep: int = 1
+    expert_tp: int = 0
     virtual_stages: int = 1
     shard_size: int = 0
     zero: int = 0
@@ -73,33 +75,81 @@ class Layout:
     sharding: Literal["flat", "dim0"] = "flat"
 
     def __post_init__(self) -> None:
-        for key in ("tp", "pp", "dp", "virtual_stages", "bucket_size"):
+        for key in ("tp", "pp", "dp", "cp", "ep", "virtual_stages", "bucket_size"):
             if getattr(self, key) < 1:
                 raise ParallelError(f"{key} = {getattr(self, key)}; it must be 1 or more.")
         if self.zero not in (0, 1, 2, 3):
             raise ParallelError(f"zero stage = {self.zero}; it must be 0, 1, 2 or 3.")
-        if self.shard_size < 0 or (self.shard_size and self.dp % self.shard_size):
+        if self.shard_size < 0 or (self.shard_size and self.data % self.shard_size):
+            name, value = ("dp", self.dp) if self.cp == 1 else ("dp x cp", f"{self.dp} x {self.cp} = {self.data}")
             raise ParallelError(
-                f"shard_size = {self.shard_size} does not divide dp = {self.dp}; use a divisor of dp, or 0 for dp."
+                f"shard_size = {self.shard_size} does not divide {name} = {value}; use a divisor of {name}, or 0 for "
+                f"{name}."
             )
+        usual = self.tp if self.ep == 1 else 1
+        if self.expert_tp == usual:
+            object.__setattr__(self, "expert_tp", 0)  # so that equal layouts are equal values
+        size = self.expert_tp or usual
+        if size < 0 or self.stage_size % (self.ep * size):
+            raise ParallelError(
+                f"ep x expert_tp = {self.ep} x {size} does not divide the dp x cp x tp = {self.dp} x {self.cp} x "
+                f"{self.tp} = {self.stage_size} ranks of a pipeline stage; use an ep and an expert_tp whose product "
+                "does."
+            )
+
+    @property
+    def data(self) -> int:
+        """The number of data ranks, which hold the same parts of tensors that every token uses."""
+        return self.dp * self.cp
+
+    @property
+    def stage_size(self) -> int:
+        """The number of ranks with the same pipeline stages."""
+        return self.data * self.tp
 
     @property
     def world_size(self) -> int:
         """The number of ranks."""
-        return self.pp * self.dp * self.tp
+        return self.pp * self.stage_size
 
     @property
     def group_size(self) -> int:
-        """The number of ranks that share one copy of the optimizer state (1 at ZeRO stage 0)."""
-        return 1 if self.zero == 0 else self.shard_size or self.dp
+        """The number of data ranks that share one copy of the optimizer state (1 at ZeRO stage 0)."""
+        return 1 if self.zero == 0 else self.shard_size or self.data
+
+    @property
+    def dense(self) -> Spread:
+        """How ranks hold the tensors that every token uses."""
+        return Spread(self.data, 1, self.tp, self.group_size)
+
+    @property
+    def experts(self) -> Spread:
+        """How ranks hold the tensors of single experts.
+
+        There are as many copies of their optimizer state as of the others', or if edp has no such divisor, the most
+        that divide both. So where a ZeRO group has room for whole copies of the experts, it has their states too.
+        """
+        tp = self.expert_tp or (self.tp if self.ep == 1 else 1)
+        data = self.stage_size // (self.ep * tp)
+        group_size = 1 if self.zero == 0 else data // math.gcd(data, self.dense.num_copies)
+        return Spread(data, self.ep, tp, group_size)
 
     def coordinates(self, rank: int) -> Coordinates:
         """Returns the coordinates of a global rank."""
-        return Coordinates(rank // (self.dp * self.tp), rank // self.tp % self.dp, rank % self.tp)
+        data = rank // self.tp % self.data
+        return Coordinates(rank // self.stage_size, data // self.cp, data % self.cp, rank % self.tp)
+
+    def rank(self, at: Coordinates) -> int:
+        """Returns the global rank with these coordinates."""
+        return ((at.pp * self.dp + at.dp) * self.cp + at.cp) * self.tp + at.tp
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain data for a manifest; `Layout(**data)` is the inverse."""
-        return asdict(self)
+        """Returns plain data for a manifest; `Layout(**data)` is the inverse.
+
+        Keys that are not in every manifest are left out where they say nothing.
+        """
+        absent = {"cp": 1, "ep": 1, "expert_tp": 0}
+        return {key: value for key, value in asdict(self).items() if absent.get(key) != value}
 
 
 def stages(table: Table, layout: Layout, pp: int) -> tuple[Stage, ...]:

@@ -39,31 +39,30 @@ class Owned:
 def owned(table: Table, layout: Layout, rank: int) -> tuple[Owned, ...]:
     """Returns the elements of each slot of each tensor that a rank saves, slot after slot, weights first.
 
-    Weights that all data-parallel ranks hold are divided among them: as whole tensors at tp = 1 (so that the folder is
+    Weights that all data ranks hold are divided among them: as whole tensors at tp = 1 (so that the folder is
     a valid Hugging Face one), in equal flat ranges otherwise. A rank saves sharded slots from its own shards, without
     a gather.
     """
-    at = layout.coordinates(rank)
+    at, place = layout.coordinates(rank), layout.dense.place(rank)
     params = local_params(table, layout, at.pp, at.tp)
     whole = [(piece, (0, piece.box.size)) for param in params for piece in param.pieces if piece.owner]
     frozen = [run for run in whole if not run[0].tensor.trainable]
-    group = layout.group_size
     mine = [
         (shard.piece, shard.flat)
-        for shard in shards(buckets(params, layout), group, at.dp % group, layout.sharding)
+        for shard in shards(buckets(params, layout), layout.group_size, place.member, layout.sharding)
         if shard.piece.owner
     ]
     result: list[Owned] = []
     for slot in ("weight", *dict.fromkeys(chain.from_iterable(spec.states for spec in table))):
         if slot == "weight" and layout.zero < 3:
-            runs = _deal(whole, layout.dp, at.dp, cut=layout.tp > 1)
+            runs = _deal(whole, layout.data, place.data, cut=layout.tp > 1)
         elif layout.zero == 0:
-            runs = _deal(_with_slot(whole, slot), layout.dp, at.dp, cut=True)
+            runs = _deal(_with_slot(whole, slot), layout.data, place.data, cut=True)
         else:
-            runs = _deal(_with_slot(mine, slot), layout.dp // group, at.dp // group, cut=True)
+            runs = _deal(_with_slot(mine, slot), layout.dense.num_copies, place.copy, cut=True)
             if slot == "weight":
-                runs += _deal(frozen, layout.dp, at.dp, cut=True)
-        if slot == "weight" and at.dp == 0:  # tensors without elements have no runs, but the checkpoint lists them
+                runs += _deal(frozen, layout.data, place.data, cut=True)
+        if slot == "weight" and place.data == 0:  # tensors without elements have no runs, but the checkpoint lists them
             runs = runs + [run for run in whole if 0 in run[0].tensor.shape]
         for piece, (a, b) in runs:
             flat = None if (a, b) == (0, piece.box.size) else (a, b)

@@ -5,9 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .buckets import buckets, shards
-from .layout import Coordinates, Layout
+from .layout import Layout
 from .local_params import Piece, local_params
 from .ownership import Owned
+from .places import Coordinates
 from .tensors import Table, num_holders
 
 
@@ -35,14 +36,14 @@ def shared_by_axis(table: Table, layout: Layout, at: Coordinates) -> Shared:
 
     The function looks at the shares of this rank and its neighbours only, so its time does not grow with the world.
     """
-    member = at.dp % layout.group_size
+    member = layout.dense.place(layout.rank(at)).member
     mine = _held(table, layout, at.pp, at.tp, member)
     at_ends = layout.pp > 1 and at.pp in (0, layout.pp - 1) and any(spec.alias for spec in table)
     return Shared(
         shard=tuple(item for item in mine if item.slot == "weight" and item.flat is None)
         if layout.group_size > 1
         else (),
-        replicate=tuple(mine) if layout.dp > layout.group_size else (),
+        replicate=tuple(mine) if layout.data > layout.group_size else (),
         tp=_held_twice(_held(table, layout, at.pp, tp, member) for tp in range(layout.tp)) if layout.tp > 1 else (),
         embedding=_held_twice(_held(table, layout, pp, at.tp, member) for pp in (0, layout.pp - 1)) if at_ends else (),
     )
@@ -54,8 +55,8 @@ def any_replicated(table: Table, layout: Layout) -> bool:
     over_tp = any(spec.split is None or num_holders(spec, layout.tp) > 1 for spec in table)
     tied = any(spec.alias for spec in table)
     return (
-        layout.dp > layout.group_size
-        or (layout.dp > 1 and (layout.zero < 3 or frozen))
+        layout.data > layout.group_size
+        or (layout.data > 1 and (layout.zero < 3 or frozen))
         or (layout.tp > 1 and over_tp)
         or (layout.pp > 1 and tied)
     )
@@ -64,7 +65,7 @@ def any_replicated(table: Table, layout: Layout) -> bool:
 def replicated(table: Table, layout: Layout) -> tuple[Owned, ...]:
     """Returns every range of a slot that two or more ranks hold, in an order that is the same on all ranks.
 
-    Below ZeRO stage 3 all data-parallel ranks hold the same weights. The replicas of an optimizer shard hold the same
+    Below ZeRO stage 3 all data ranks hold the same weights. The replicas of an optimizer shard hold the same
     other slots. Tensor-parallel ranks may share a tensor, and with tied embeddings the first and the last pipeline
     rank do. The function visits every rank of the layout: it takes seconds for thousands of ranks.
     """
@@ -73,7 +74,7 @@ def replicated(table: Table, layout: Layout) -> tuple[Owned, ...]:
         for tp in range(layout.tp):
             for member in range(layout.group_size):
                 for item in _held(table, layout, pp, tp, member):
-                    holders[item] += layout.dp // layout.group_size
+                    holders[item] += layout.dense.num_copies
     return tuple(item for item, count in holders.items() if count > 1)
 
 

@@ -45,7 +45,7 @@ class TensorSpec:
         init: how training fills the tensor before step 0.
         partial_grad: whether every tensor-parallel rank holds the whole tensor but computes only a part of its gradient
             (norms of heads, routers); the gradient is then summed over tp.
-        trainable: whether an optimizer updates the tensor; all data-parallel ranks hold a frozen tensor, which has no
+        trainable: whether an optimizer updates the tensor; all data ranks hold a frozen tensor, which has no
             slot but "weight".
         dtype: the safetensors code of its weight; "" = the model's (only a module's integer buffers have their own),
             until `with_slots` says which.

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from ..core.errors import ParallelError
 from ..core.families import TensorFamily
 from ..core.home_process import HomeProcess
-from ..core.layout import Coordinates, Layout
+from ..core.layout import Layout
+from ..core.places import Coordinates
 from .link_factory import LinkFactory
 from .local_link import Link
 
@@ -111,7 +112,7 @@ class Mesh:
     @staticmethod
     def alone(layout: Layout = ONE_RANK) -> "Mesh":
         """Returns the mesh of one process, in which every group is ALONE."""
-        return Mesh(layout, Coordinates(0, 0, 0), ALONE, ALONE, ALONE, ALONE, ALONE)
+        return Mesh(layout, layout.coordinates(0), ALONE, ALONE, ALONE, ALONE, ALONE)
 
     @staticmethod
     def build(

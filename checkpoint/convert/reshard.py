@@ -31,7 +31,7 @@ class Options:
     """The options of a copy.
 
     Attributes:
-        layout: tp and pp of the target; dp is 1 and ZeRO 0, because a run of any dp and ZeRO stage reads the target.
+        layout: tp and pp of the target; other axes are 1 and ZeRO is 0, because a run of any layout reads the target.
         dtype: the dtype of the target's weights; None = as stored.
         weights_only: whether to leave out optimizer and resume state.
         plain: whether to make a plain Hugging Face folder, without manifest, COMMIT, parts and the mark in the files.
@@ -118,10 +118,10 @@ def prepare_reshard(
     checked.check()
     check_target_name(checked.path, None if options.plain else source.step)
     layout = options.layout
-    if layout.dp > 1 or layout.zero:
+    if layout.data > 1 or layout.ep > 1 or layout.expert_tp or layout.zero:
         raise ConfigError(
-            "A reshard's target has no data parallelism and no ZeRO stage; give tp and pp only. Any run reads "
-            "any checkpoint."
+            "A reshard's target has no data, context or expert parallelism and no ZeRO stage; give tp and pp only. Any "
+            "run reads any checkpoint."
         )
     if table is None:
         if not source.folder.has_splits and layout.world_size > 1:

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, get_args
 
 from ...core import dtypes
@@ -15,7 +15,7 @@ from .chunk import Part
 from .safetensors_file import MAX_DIMS
 
 FORMAT: Final = "tk"
-VERSION: Final = 1
+VERSION: Final = 2  # the newest; see `_version`
 MANIFEST: Final = "manifest.json"
 COMMIT: Final = "COMMIT"
 PARTS: Final = "parts"
@@ -23,6 +23,8 @@ MAX_MANIFEST: Final = 2**28  # bytes
 MAX_PART: Final = 2**28  # bytes
 _BYTES_PER_CHUNK: Final = 8  # bytes that a chunk adds to its part's list of tensors, at most
 
+_LAYOUT_KEYS: Final = tuple(Layout().to_json())  # of every version
+_NEW_LAYOUT_KEYS: Final = ("cp", "ep", "expert_tp")  # since version 2
 _KEYS: Final = (
     "format", "version", "step", "layout", "tensors", "aliases", "param_groups", "resume", "files", "parts",
 )  # fmt: skip
@@ -108,11 +110,12 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Returns the content of manifest.json."""
+        layout = self.layout.to_json()
         document = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": _version(layout),
             "step": self.step,
-            "layout": self.layout.to_json(),
+            "layout": layout,
             "tensors": {name: _tensor_to_json(tensor) for name, tensor in self.tensors.items()},
             "aliases": dict(self.aliases),
             "param_groups": [dict(group) for group in self.param_groups],
@@ -147,12 +150,12 @@ class Manifest:
         """
         document = strict.mapping(strict.parse(data, what), what)
         found, version = document.get("format"), document.get("version")
-        if (found, version) != (FORMAT, VERSION):
+        if found != FORMAT or version not in range(1, VERSION + 1):
             # A step of a newer tk may be whole, so it must not count as damaged: damaged steps are passed over.
             newer = found == FORMAT and isinstance(version, int) and version > VERSION
             raise (CheckpointError if newer else ManifestError)(
                 f"{what} has format {str(found)[:40]!r}, version {str(version)[:40]}; this tk reads {FORMAT!r}, "
-                f"version {VERSION}{'. Read it with the tk that wrote it' if newer else ''}."
+                f"versions 1 to {VERSION}{'. Read it with the tk that wrote it' if newer else ''}."
             )
         strict.members(document, what, _KEYS)
         tensors = {
@@ -161,7 +164,7 @@ class Manifest:
         }
         return Manifest(
             step=strict.integer(document["step"], f"{what}: step"),
-            layout=_layout(document["layout"], f"{what}: layout"),
+            layout=_layout(document["layout"], version, f"{what}: layout"),
             tensors=tensors,
             aliases=_aliases(document["aliases"], tensors, f"{what}: aliases"),
             param_groups=_groups(document["param_groups"], tensors, f"{what}: param_groups"),
@@ -174,6 +177,11 @@ class Manifest:
     def table(self) -> tuple[TensorSpec, ...]:
         """Returns the stored tensors as a table for `core.ownership`, which suffices for any unsharded layout."""
         return tuple(tensor.spec(name) for name, tensor in self.tensors.items())
+
+
+def _version(layout: Mapping[str, Any]) -> int:
+    """Returns the oldest version whose readers understand a step with this layout."""
+    return 2 if any(key in layout for key in _NEW_LAYOUT_KEYS) else 1
 
 
 def _tensor_to_json(tensor: StoredTensor) -> dict[str, Any]:
@@ -215,8 +223,8 @@ def _split(value: Any, shape: tuple[int, ...], what: str) -> Split | None:
     return Split(dim, unit, rule, strict.text(found["of"], f"{what}: of"), sections)
 
 
-def _layout(value: Any, what: str) -> Layout:
-    found = strict.members(value, what, [item.name for item in fields(Layout)])
+def _layout(value: Any, version: int, what: str) -> Layout:
+    found = strict.members(value, what, _LAYOUT_KEYS, _NEW_LAYOUT_KEYS if version > 1 else ())
     for key, number in found.items():
         if key != "sharding":
             strict.integer(number, f"{what}: {key}", 0, 2**40)

@@ -103,6 +103,11 @@ HELD = {
     "`offset`:": [BY_HAND],
     "`crc`:": [BY_HAND, BLOCKS],
     '`format` ("tk")': [BY_HAND, "manifest:hostile_manifests"],
+    "`layout` has the keys": ["core/layout:new_axes_stand_in_a_manifest_only_where_they_say_something"],
+    "A manifest with one of these three": [
+        "manifest:a_manifest_comes_back_from_its_bytes",
+        "step_names:a_step_of_a_newer_tk_is_refused_and_not_passed_over",
+    ],
     "A run folder holds": ["run_folder:a_second_writer_is_refused_by_name", "run_folder:a_saved_step_is_there"],
     "Its content names the holder": ["run_lock:a_living_job_of_another_host_keeps_others_out"],
     "If it names a job": [

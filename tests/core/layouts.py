@@ -10,6 +10,13 @@ from tk.core.tensors import Split, TensorSpec, with_slots
 HEAD = 4
 SLOTS = {"weight": "BF16", "master": "F32", "exp_avg": "F32"}
 OTHER_SLOTS = {"weight": "BF16", "momentum": "BF16"}
+CUTS = (
+    Layout(),
+    Layout(tp=2, dp=2, zero=2, bucket_size=2000),
+    Layout(tp=2, pp=2, dp=2, zero=1, bucket_size=500, virtual_stages=2),
+    Layout(dp=3, zero=3, bucket_size=1000),
+    Layout(tp=4, dp=4, zero=3, shard_size=2, sharding="dim0"),
+)
 
 
 @st.composite
@@ -45,13 +52,19 @@ def tables(draw: st.DrawFn) -> tuple[TensorSpec, ...]:
 
 @st.composite
 def layouts(draw: st.DrawFn) -> Layout:
-    dp = draw(st.sampled_from([1, 2, 3, 4]))
+    tp, dp, cp = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 3, 4])), draw(st.sampled_from([1, 1, 2]))
+    ep, expert_tp = draw(
+        st.sampled_from([(1, 0)] * 3 + [(e, t) for e in (1, 2, 4) for t in (1, 2) if tp * dp * cp % (e * t) == 0])
+    )
     return Layout(
-        tp=draw(st.sampled_from([1, 2, 4])),
+        tp=tp,
         pp=draw(st.sampled_from([1, 2])),
         dp=dp,
+        cp=cp,
+        ep=ep,
+        expert_tp=expert_tp,
         virtual_stages=draw(st.sampled_from([1, 2])),
-        shard_size=draw(st.sampled_from([0, *(n for n in range(1, dp + 1) if dp % n == 0)])),
+        shard_size=draw(st.sampled_from([0, *(n for n in range(1, dp * cp + 1) if dp * cp % n == 0)])),
         zero=draw(st.integers(0, 3)),
         bucket_size=draw(st.sampled_from([64, 1000, 2**24])),
         sharding=draw(st.sampled_from(["flat", "dim0"])),

@@ -13,7 +13,7 @@ from tk.core.layout import Layout
 from tk.core.local_params import local_params
 from tk.core.tensors import TensorSpec, with_slots
 from tk.tests.checkpoint.saving import llama_table, mixed_table
-from tk.tests.core.layouts import layouts, tables
+from tk.tests.core.layouts import CUTS, layouts, tables
 from tk.tests.example_counts import examples
 
 
@@ -55,13 +55,6 @@ def test_the_shards_of_a_group_hold_its_parameters_once(table: tuple[TensorSpec,
         assert edges[1:-1:2] == edges[2::2]
 
 
-CUTS = (
-    Layout(),
-    Layout(tp=2, dp=2, zero=2, bucket_size=2000),
-    Layout(tp=2, pp=2, dp=2, zero=1, bucket_size=500, virtual_stages=2),
-    Layout(dp=3, zero=3, bucket_size=1000),
-    Layout(tp=4, dp=4, zero=3, shard_size=2, sharding="dim0"),
-)
 FROZEN = tuple(replace(spec, trainable=spec.name != "1.gate.weight") for spec in mixed_table())
 
 

@@ -1,15 +1,18 @@
 """Ownership: over any table and layout, every element of every slot has one owner, and the load is even."""
 
 import math
+import zlib
 
 import pytest
 from hypothesis import given
 
+from tk.core import ownership
 from tk.core.geometry import Box, covers_exactly, flat_to_boxes
 from tk.core.layout import Layout
 from tk.core.ownership import Owned, owned
 from tk.core.tensors import Split, TensorSpec, with_slots
-from tk.tests.core.layouts import SLOTS, layouts, tables
+from tk.tests.checkpoint.saving import MIXED, llama_table, mixed_table
+from tk.tests.core.layouts import CUTS, SLOTS, layouts, tables
 from tk.tests.example_counts import examples
 
 
@@ -33,6 +36,25 @@ def test_every_element_of_every_slot_has_one_owner(table: tuple[TensorSpec, ...]
     for spec in stored:
         for slot in spec.slots:
             assert covers_exactly(found[spec.name, slot], Box.whole(spec.shape)), (spec.name, slot)
+
+
+@pytest.mark.parametrize(
+    ("table", "recorded"),
+    [
+        (llama_table(), (880761208, 424405031, 2957506571, 1479675276, 2501466550)),
+        (mixed_table(), (687694048, 2176398787, 944445236, 3093985556, 805658248)),
+    ],
+    ids=["llama", "mixed"],
+)
+def test_ranks_without_cp_and_ep_own_what_they_owned_before_there_were_these_axes(
+    monkeypatch: pytest.MonkeyPatch, table: tuple[TensorSpec, ...], recorded: tuple[int, ...]
+) -> None:
+    """`recorded` has for each of CUTS the checksum of all ranks' elements, as text."""
+    monkeypatch.setattr(ownership, "MIN_CUT_SIZE", 512)
+    table = with_slots(table, MIXED)
+    for layout, checksum in zip(CUTS, recorded, strict=True):
+        found = [owned(table, layout, rank) for rank in range(layout.world_size)]
+        assert zlib.crc32(repr(found).encode()) == checksum, layout
 
 
 @pytest.mark.parametrize("zero", [0, 1])

@@ -8,9 +8,10 @@ import pytest
 
 from tk.core import replicas
 from tk.core.buckets import buckets, shards
-from tk.core.layout import Coordinates, Layout
+from tk.core.layout import Layout
 from tk.core.local_params import LocalParam, local_params
 from tk.core.ownership import Owned
+from tk.core.places import Coordinates
 from tk.core.replicas import any_replicated, replicated, shared_by_axis
 from tk.core.tensors import Table, TensorSpec, with_slots
 from tk.tests.checkpoint.saving import llama_table
@@ -22,7 +23,7 @@ def held(table: tuple[TensorSpec, ...], layout: Layout, rank: int) -> list[Owned
     """Returns every range on one rank, without the code under test."""
     at = layout.coordinates(rank)
     params = local_params(table, layout, at.pp, at.tp)
-    member = at.dp % layout.group_size
+    member = (at.dp * layout.cp + at.cp) % layout.group_size
     runs = shards(buckets(params, layout), layout.group_size, member, layout.sharding)
     name = {spec.name: spec.alias or spec.name for spec in table}
     whole = [
@@ -48,6 +49,8 @@ LAYOUTS = [
     Layout(pp=2, dp=4, zero=3, shard_size=2, bucket_size=500),
     Layout(tp=4, dp=2, zero=3),
     Layout(tp=2, dp=4, zero=1, shard_size=2, sharding="dim0"),
+    Layout(tp=2, dp=2, cp=2, zero=1, shard_size=2, bucket_size=500),
+    Layout(pp=2, cp=2, zero=2),
 ]
 
 
@@ -71,14 +74,17 @@ def neighbours(layout: Layout, rank: int) -> dict[str, list[int]]:
     """Returns the ranks of each mesh axis of `rank`, found from the coordinates of every rank."""
     me, size = layout.coordinates(rank), layout.group_size
 
+    def data(at: Coordinates) -> int:
+        return at.dp * layout.cp + at.cp
+
     def ranks(same: Callable[[Coordinates], bool]) -> list[int]:
         return [other for other in range(layout.world_size) if same(layout.coordinates(other))]
 
     return {
-        "shard": ranks(lambda at: (at.pp, at.tp, at.dp // size) == (me.pp, me.tp, me.dp // size)),
-        "replicate": ranks(lambda at: (at.pp, at.tp, at.dp % size) == (me.pp, me.tp, me.dp % size)),
-        "tp": ranks(lambda at: (at.pp, at.dp) == (me.pp, me.dp)),
-        "embedding": ranks(lambda at: at.pp in (0, layout.pp - 1) and (at.tp, at.dp) == (me.tp, me.dp)),
+        "shard": ranks(lambda at: (at.pp, at.tp, data(at) // size) == (me.pp, me.tp, data(me) // size)),
+        "replicate": ranks(lambda at: (at.pp, at.tp, data(at) % size) == (me.pp, me.tp, data(me) % size)),
+        "tp": ranks(lambda at: (at.pp, data(at)) == (me.pp, data(me))),
+        "embedding": ranks(lambda at: at.pp in (0, layout.pp - 1) and (at.tp, data(at)) == (me.tp, data(me))),
     }
 
 

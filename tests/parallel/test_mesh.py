@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 
 from tk.core.errors import ParallelError
-from tk.core.layout import Coordinates, Layout
+from tk.core.layout import Layout
+from tk.core.places import Coordinates
 from tk.parallel.collectives import all_gather
 from tk.parallel.mesh import ALONE, Group, Mesh, cpu_shard_group, join_world
 from tk.tests.rank_pool import RankPool
@@ -79,7 +80,7 @@ def test_a_world_needs_no_layout(rank_pool: RankPool) -> None:
 def test_one_process_needs_no_process_group() -> None:
     mesh = Mesh.build(Layout(zero=2), num_kv_heads=4, tied=True)
     assert mesh == Mesh.alone(Layout(zero=2))
-    assert mesh.coordinates == Coordinates(0, 0, 0)
+    assert mesh.coordinates == Coordinates(pp=0, dp=0, cp=0, tp=0)
     assert all(getattr(mesh, axis) is ALONE for axis in AXES)
     assert (ALONE.rank, ALONE.size, ALONE.process_group, ALONE.link) == (0, 1, None, None)
 

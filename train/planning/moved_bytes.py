@@ -60,7 +60,7 @@ def _gradients(layout: Layout, part: StatePart, own: Sequence[int], passes: int)
     size, whole = part.bytes_of(own), part.bytes_of(part.sizes)
     if part.tier == "none":
         return Moved("gradients", down=size)
-    again = size if layout.dp > layout.group_size > 1 else 0  # the sum over replicas
+    again = size if layout.data > layout.group_size > 1 else 0  # the sum over replicas
     if layout.zero >= 2:
         down, up = passes * size + again, again
         read, written = (passes - 1) * size + 2 * size + again, passes * size + again

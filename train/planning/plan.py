@@ -132,7 +132,7 @@ def _check_memory(ranks: Sequence[int], layout: Layout, here: bool) -> list[str]
 
     Ranks on GPUs have memory of their own, which is not compared.
     """
-    needed, available = sum(ranks) * layout.tp * layout.dp, machine_memory()
+    needed, available = sum(ranks) * layout.stage_size, machine_memory()
     if needed <= available or count_gpus():
         return []
     text = (

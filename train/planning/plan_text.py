@@ -15,11 +15,12 @@ _WAYS: Final = ("down", "up", "read", "written")
 def describe(plan: RunPlan, machines: Machines = _ANYWHERE) -> str:
     """Returns the plan as text, with times of what offload moves at the rates that are known."""
     layout = plan.layout
-    axes = [("tp", layout.tp), *([("pp", layout.pp)] if layout.pp > 1 else []), ("dp", layout.dp)]
+    axes = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "cp": layout.cp}
+    sizes = " x ".join(f"{name} {size}" for name, size in axes.items() if size > 1 or name in ("tp", "dp"))
+    apart = f", experts ep {layout.ep} x tp {layout.experts.tp}" if layout.experts != layout.dense else ""
     lines = [
         f"model      {plan.model.architecture}, {plan.num_parameters:,} parameters, vocabulary {plan.model.vocab_size}",
-        f"layout     {' x '.join(f'{name} {size}' for name, size in axes)} = {layout.world_size} ranks, "
-        f"ZeRO-{layout.zero}",
+        f"layout     {sizes} = {layout.world_size} ranks, ZeRO-{layout.zero}{apart}",
         f"step       {plan.tokens_per_step:,} tokens, {plan.num_micro_batches} micro-batches per rank, "
         f"{plan.flops_per_step / 1e12:,.2f} TFLOP",
         f"training   {plan.steps} steps, {plan.steps * plan.tokens_per_step:,} tokens",

@@ -18,5 +18,5 @@ def save_copy_bytes(config: TrainConfig, table: Table, layout: Layout, pp: int) 
     equal on all tp ranks, and a remainder if tensors cannot be distributed evenly. States on disk are not copied.
     """
     on_disk = {slot for spec in table for slot in spec.states} if config.offload.optimizer == "disk" else ()
-    rank = pp * layout.dp * layout.tp
+    rank = pp * layout.stage_size
     return Buffers(SaveJob(config.run_folder, "", rank, table, layout), on_disk).nbytes

@@ -94,7 +94,7 @@ def _pipeline(layout: Layout, work: StepWork) -> Iterator[Traffic]:
 
 def _data_parallel(layout: Layout, work: StepWork) -> Iterator[Traffic]:
     group = layout.group_size
-    replicas = layout.dp // group
+    replicas = layout.dense.num_copies
     grads, params = work.num_params * FP32.itemsize, work.num_params * work.itemsize
     if group > 1:
         calls = work.num_micro_batches if layout.zero >= 2 else 1

@@ -1,5 +1,6 @@
 """The manifest: it comes back from its bytes, and a manifest that breaks a rule is refused."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,11 @@ Document = dict[str, Any]
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(version=2), "this tk reads 'tk', version 1"),
+        (lambda m: m.update(version=3), "this tk reads 'tk', versions 1 to 2. Read it with the tk that wrote it"),
+        (lambda m: m.update(version=0), r"this tk reads 'tk', versions 1 to 2\.$"),
+        (lambda m: m["layout"].update(cp=2), "has an unknown key 'cp'"),
+        (lambda m: m.update(version=2, layout=m["layout"] | {"cp": 0}), "layout: cp = 0"),
+        (lambda m: m.update(version=2, layout=m["layout"] | {"ep": 3}), "layout: ep x expert_tp = 3 x 1 does not"),
         (lambda m: m.update(format="pt"), "this tk reads 'tk'"),
         (lambda m: m.update(step=-1), "step must be an integer"),
         (lambda m: m.pop("layout"), "lacks 'layout'"),
@@ -66,14 +71,25 @@ def test_hostile_manifests(step: Path, change: Callable[[Document], None], messa
         Checkpoint.open_step(step)
 
 
-def test_a_manifest_comes_back_from_its_bytes() -> None:
+@pytest.mark.parametrize(
+    ("layout", "version"),
+    [
+        (Layout(tp=2, pp=3, dp=4, zero=1), 1),
+        (Layout(tp=2, dp=2, expert_tp=2), 1),
+        (Layout(tp=2, dp=2, cp=4), 2),
+        (Layout(tp=2, dp=2, ep=4), 2),
+        (Layout(tp=2, dp=2, expert_tp=1), 2),
+    ],
+    ids=str,
+)
+def test_a_manifest_comes_back_from_its_bytes(layout: Layout, version: int) -> None:
     tensors = {
         "a": StoredTensor((8, 4), {"weight": "BF16", "master": "F32"}, Split(0, 2, "replicate", "heads"), 3),
         "b": StoredTensor((), {"weight": "F32"}, None, "last"),
     }
     manifest = Manifest(
         step=7,
-        layout=Layout(tp=2, pp=3, dp=4, zero=1),
+        layout=layout,
         tensors=tensors,
         aliases={"c": "a"},
         param_groups=({"params": ["a"], "lr": 0.1},),
@@ -81,7 +97,10 @@ def test_a_manifest_comes_back_from_its_bytes() -> None:
         files={"config.json": FileDigest.of(b"{}")},
         parts={"00000.json": PartRecord(FileDigest.of(b"part"), (0, 1))},
     )
-    assert Manifest.parse(manifest.to_bytes(), "the manifest") == manifest
+    data = manifest.to_bytes()
+    assert Manifest.parse(data, "the manifest") == manifest
+    assert json.loads(data)["version"] == version
+    assert ({"cp", "ep", "expert_tp"} & set(json.loads(data)["layout"]) != set()) == (version == 2)
     assert [(spec.name, spec.shape, spec.layer) for spec in manifest.table] == [("a", (8, 4), 3), ("b", (), "last")]
 
 

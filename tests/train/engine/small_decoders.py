@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from tk.core.layout import Coordinates, Layout
+from tk.core.layout import Layout
 from tk.core.local_params import LocalParam
+from tk.core.places import Coordinates
 from tk.core.tensors import Table
 from tk.data.batches import MicroBatch
 from tk.model.config import ModelConfig
@@ -38,7 +39,7 @@ def make_config(**changes: Any) -> ModelConfig:
 def make_mesh(layout: Layout, pp: int = 0) -> Mesh:
     """Returns the mesh of pipeline rank `pp`; the other ranks do not exist."""
     pipeline = Group(None, pp, layout.pp) if layout.pp > 1 else ALONE
-    return Mesh(layout, Coordinates(pp, 0, 0), ALONE, pipeline, ALONE, ALONE, ALONE)
+    return Mesh(layout, Coordinates(pp, 0, 0, 0), ALONE, pipeline, ALONE, ALONE, ALONE)
 
 
 def make_stages(

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from tk.core.config import parse
-from tk.core.layout import Coordinates, Layout
+from tk.core.layout import Layout
+from tk.core.places import Coordinates
 from tk.parallel.mesh import ALONE, Group, Mesh
 from tk.parallel.weight_grads import WeightGradQueue
 from tk.tests.train.engine.small_decoders import (
@@ -128,6 +129,6 @@ def test_the_balance_of_experts_is_that_of_the_newest_step() -> None:
 def test_one_of_the_ranks_that_see_the_same_rows_counts_the_loss(pp: int, tp: int, expected: bool) -> None:
     passes = make_passes()
     passes.mesh = Mesh(
-        Layout(pp=2, tp=2), Coordinates(pp, 0, tp), ALONE, Group(None, pp, 2), ALONE, ALONE, Group(None, tp, 2)
+        Layout(pp=2, tp=2), Coordinates(pp, 0, 0, tp), ALONE, Group(None, pp, 2), ALONE, ALONE, Group(None, tp, 2)
     )
     assert passes.is_loss_rank == expected

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from tk.core.dtypes import Precision
-from tk.core.layout import Coordinates, Layout
+from tk.core.layout import Layout
 from tk.core.local_params import LocalParam
 from tk.core.tensors import TensorSpec
 from tk.parallel.mesh import ALONE, Group, Mesh
@@ -47,7 +47,7 @@ def make_buffers(
     """
     layout = Layout(dp=size, zero=zero, bucket_size=BUCKET_SIZE)
     group = Group(None, rank, size) if zero else ALONE
-    mesh = Mesh(layout, Coordinates(0, rank, 0), ALONE, ALONE, ALONE, group, ALONE)
+    mesh = Mesh(layout, layout.coordinates(rank), ALONE, ALONE, ALONE, group, ALONE)
     named = [*module.named_parameters(), *make_module().named_parameters()]
     values = {name: parameter.detach().clone() for name, parameter in named}
 
