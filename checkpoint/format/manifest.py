@@ -150,7 +150,7 @@ class Manifest:
         """
         document = strict.mapping(strict.parse(data, what), what)
         found, version = document.get("format"), document.get("version")
-        if found != FORMAT or version not in range(1, VERSION + 1):
+        if found != FORMAT or not isinstance(version, int) or not 1 <= version <= VERSION:
             # A step of a newer tk may be whole, so it must not count as damaged: damaged steps are passed over.
             newer = found == FORMAT and isinstance(version, int) and version > VERSION
             raise (CheckpointError if newer else ManifestError)(
