@@ -20,7 +20,7 @@ class Coordinates:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """A rank's place among the ranks of its pipeline stage that hold one kind of tensors; see `Spread`.
 
     Attributes:
@@ -59,10 +59,10 @@ class Spread:
         """The number of copies of the optimizer state."""
         return self.data // self.group_size
 
-    def place(self, rank: int) -> Place:
+    def place(self, rank: int) -> RankPlace:
         """Returns the place of a rank, of which only the number within its stage counts."""
         data = rank // (self.tp * self.ep) % self.data
-        return Place(
+        return RankPlace(
             data=data,
             ep=rank // self.tp % self.ep,
             tp=rank % self.tp,
