@@ -28,7 +28,7 @@ class RankPlace:
         ep: the number of its part of the experts.
         tp: its number among the ranks that cut a tensor.
         member: its number among the ranks that share its copy of the optimizer state.
-        copy: the number of that copy.
+        copy: the number of its copy among all of them.
     """
 
     data: int
