@@ -102,7 +102,7 @@ def evaluate(
 def _context(checkpoint: "Checkpoint", wanted: int | None) -> int:
     from ..model.stored_config import stored_config
 
-    longest = stored_config(checkpoint).max_position_embeddings
+    longest = stored_config(checkpoint).context_length
     if wanted is not None and wanted > longest:
         raise ConfigError(f"--context {wanted} is more than the {longest} positions that {checkpoint.path} has.")
     return min(longest, LONGEST_DEFAULT) if wanted is None else wanted

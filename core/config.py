@@ -122,21 +122,18 @@ def _describe(item: Any, schema: type[BaseModel]) -> str:
 
 
 def _keys_at(schema: type[BaseModel], path: list[str]) -> list[str]:
-    """Returns the keys of the section at `path`; numbers in `path` are array indexes."""
+    """Returns the keys of the sections that `path` may lead to; numbers in `path` are array indexes."""
+    schemas = [schema]
     for part in path:
         if part.isdigit():
             continue
-        field = schema.model_fields.get(part)
-        inner = _section_in(field.annotation) if field else None
-        if inner is None:
-            return []
-        schema = inner
-    return list(schema.model_fields)
+        fields = [each.model_fields[part] for each in schemas if part in each.model_fields]
+        schemas = [section for field in fields for section in _sections_in(field.annotation)]
+    return list(dict.fromkeys(key for each in schemas for key in each.model_fields))
 
 
-def _section_in(annotation: Any) -> type[BaseModel] | None:
-    """Returns the section that a field holds, directly or as the member of an array or union."""
+def _sections_in(annotation: Any) -> list[type[BaseModel]]:
+    """Returns the sections that a field may hold, directly or as members of an array or union."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    found = (_section_in(argument) for argument in get_args(annotation))
-    return next((section for section in found if section), None)
+        return [annotation]
+    return [section for argument in get_args(annotation) for section in _sections_in(argument)]

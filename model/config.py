@@ -79,7 +79,7 @@ class ModelConfig(ModelShape):
         data = {architecture.keys.get(name, (name,))[0]: value for name, value in values.items()}
         eos = list(self.eos_token_id)
         if "rope_theta" in own:
-            scaling = self.rope_scaling.model_dump() if self.rope_scaling else {"rope_type": "default"}
+            scaling = self.rope_scaling.model_dump(exclude_none=True) if self.rope_scaling else {"rope_type": "default"}
             data["rope_parameters"] = scaling | {"rope_theta": self.rope_theta}
         if self.layer_types:
             data["layer_types"] = list(self.layer_types)
@@ -127,8 +127,7 @@ def _translate(data: Mapping[str, Any]) -> dict[str, Any]:
     refuse_unsupported(data, architecture)
     values = model_values(data, architecture)
     if "rope_theta" in architecture.options:
-        scaled, default = "rope_scaling" in architecture.options, architecture.defaults["rope_theta"]
-        values |= read_rope(data, default, values["max_position_embeddings"], scaled=scaled)
+        values |= read_rope(data, architecture.defaults["rope_theta"], values["max_position_embeddings"])
     else:
         refuse_rope(data)
     values |= read_windows(values, data.get("layer_types"), per_layer="layer_types" in architecture.options)

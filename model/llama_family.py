@@ -14,7 +14,7 @@ from .shape import ModelShape
 from .spec import EMBEDDING, DecoderSpec, DenseSpec, ExpertsSpec, LayerSpec, Rope
 from .window_keys import windows
 
-OPTIONS = frozenset({"num_key_value_heads", "head_dim", "rope_theta", "rms_norm_eps"})
+OPTIONS = frozenset({"num_key_value_heads", "head_dim", "rope_theta", "rope_scaling", "rms_norm_eps"})
 EXPERT_OPTIONS = frozenset({"num_local_experts", "num_experts_per_tok", "router_aux_loss_coef"})
 EXPERT_KEYS = MappingProxyType({"num_local_experts": ("num_local_experts", "num_experts")})
 WINDOW_OPTIONS = frozenset({"sliding_window", "max_window_layers", "layer_types"})

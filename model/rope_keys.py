@@ -5,14 +5,22 @@ A file of `transformers` 5 has `rope_parameters`; older files, and edits that th
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 _CONTEXT: Final = "original_max_position_embeddings"
 ROPE_KEYS: Final = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", _CONTEXT)
-_FACTORS: Final = ("factor", "low_freq_factor", "high_freq_factor")
+_NEEDED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "linear": ("factor",),
+        "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+        "yarn": ("factor",),
+    }
+)
+_OPTIONAL: Final = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim")  # of yarn; may be null
 
 
-def read_rope(data: Mapping[str, Any], theta: float, max_positions: object, *, scaled: bool) -> dict[str, Any]:
+def read_rope(data: Mapping[str, Any], theta: float, max_positions: object) -> dict[str, Any]:
     """Returns the fields of rotary embedding: `rope_theta` and `rope_scaling`.
 
     `rope_scaling` counts before `rope_parameters`, and replaces all of it. `rope_theta` in the object counts before
@@ -22,7 +30,6 @@ def read_rope(data: Mapping[str, Any], theta: float, max_positions: object, *, s
         data: the content of config.json.
         theta: the architecture's rope_theta for files without one.
         max_positions: the file's max_position_embeddings, the context of pretraining where no key gives it.
-        scaled: whether the architecture has Llama 3's scaling.
 
     Raises:
         ValueError: the keys describe an embedding that tk does not implement.
@@ -35,17 +42,15 @@ def read_rope(data: Mapping[str, Any], theta: float, max_positions: object, *, s
             f"{name} must hold rope_type and rope_theta itself"
         )
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default" and not (kind == "llama3" and scaled):
-        supported = "'default' or 'llama3'" if scaled else "'default'"
-        raise ValueError(f"{name}: rope_type = {kind!r} is not supported for this architecture; it must be {supported}")
+    if not isinstance(kind, str) or kind not in ("default", *_NEEDED):
+        supported = ", ".join(map(repr, ("default", *_NEEDED)))
+        raise ValueError(f"{name}: rope_type = {kind!r} is not supported; supported are {supported}")
     _refuse_partial(name, rope, data)
     found = rope.get("rope_theta", data.get("rope_theta", theta))
     if found is None:
         raise ValueError(f"rope_theta must not be null; a file without it has {theta:g}")
-    return {
-        "rope_theta": found,
-        "rope_scaling": _scaling(name, rope, data, max_positions) if kind == "llama3" else None,
-    }
+    scaling = None if kind == "default" else _scaling(name, rope, data, max_positions) | {"rope_type": kind}
+    return {"rope_theta": found, "rope_scaling": scaling}
 
 
 def refuse_rope(data: Mapping[str, Any]) -> None:
@@ -98,10 +103,25 @@ def _refuse_partial(name: str, rope: Mapping[str, Any], data: Mapping[str, Any])
 
 
 def _scaling(name: str, rope: Mapping[str, Any], data: Mapping[str, Any], max_positions: object) -> dict[str, Any]:
-    missing = [key for key in _FACTORS if rope.get(key) is None]
-    if missing:
-        raise ValueError(f"{name}: {missing[0]} is missing, which rope_type = 'llama3' needs")
+    """Returns the fields of the scaling, but for its type."""
+    kind = rope.get("rope_type", rope.get("type"))
     context = data[_CONTEXT] if _CONTEXT in data else rope.get(_CONTEXT, max_positions)
-    if context is None:
+    if kind != "linear" and context is None:
         raise ValueError(f"{_CONTEXT} must not be null")
-    return {"rope_type": "llama3", _CONTEXT: context, **{key: rope[key] for key in _FACTORS}}
+    values = {key: rope[key] for key in _NEEDED[kind] if rope.get(key) is not None}
+    if kind == "yarn":
+        values |= _yarn(rope, context, max_positions)
+    missing = [key for key in _NEEDED[kind] if key not in values]
+    if missing:
+        raise ValueError(f"{name}: {missing[0]} is missing, which rope_type = {kind!r} needs")
+    return values if kind == "linear" else values | {_CONTEXT: context}
+
+
+def _yarn(rope: Mapping[str, Any], context: object, max_positions: object) -> dict[str, Any]:
+    """Returns YaRN's own fields; a null is a missing key, but a factor of null is the ratio of the two contexts."""
+    values = {key: rope[key] for key in _OPTIONAL if rope.get(key) is not None}
+    if "truncate" in rope:
+        values["truncate"] = rope["truncate"]
+    if "factor" in rope and rope["factor"] is None and isinstance(context, int) and isinstance(max_positions, int):
+        values["factor"] = max_positions / max(1, context)
+    return values

@@ -11,36 +11,10 @@ from pydantic import Field, model_validator
 
 from ..core.config import Section
 from ..core.dtypes import COMPUTE_DTYPES
+from .rope_scaling import RopeScaling, YarnScaling
 
 FULL: Final = "full_attention"  # the types of layers, as config.json spells them
 SLIDING: Final = "sliding_attention"
-
-
-class RopeScaling(Section):
-    """Llama 3's scaling of slow rotations for contexts beyond that of pretraining (arXiv 2407.21783).
-
-    Attributes:
-        rope_type: the name of the scaling.
-        factor: the factor by which slow rotations are slowed.
-        low_freq_factor: rotations with fewer turns per context of pretraining are slow.
-        high_freq_factor: rotations with more turns per context of pretraining are kept.
-        original_max_position_embeddings: the length of the context of pretraining.
-    """
-
-    rope_type: Literal["llama3"] = "llama3"
-    factor: float = Field(gt=0)
-    low_freq_factor: float = Field(gt=0)
-    high_freq_factor: float
-    original_max_position_embeddings: int = Field(ge=1)
-
-    @model_validator(mode="after")
-    def _rises(self) -> Self:
-        if self.high_freq_factor <= self.low_freq_factor:
-            raise ValueError(
-                f"high_freq_factor = {self.high_freq_factor:g} must be greater than low_freq_factor = "
-                f"{self.low_freq_factor:g}"
-            )
-        return self
 
 
 class ModelKeys(Section):
@@ -52,7 +26,7 @@ class ModelKeys(Section):
         num_key_value_heads: the number of kv heads; 0 for num_attention_heads.
         eos_token_id: the ids that end a text.
         dtype: the dtype of the stored weights, as config.json spells it.
-        rope_scaling: Llama 3's scaling of rotary embedding; None without it.
+        rope_scaling: the scaling of rotary embedding for texts beyond the context of pretraining; None without it.
         sliding_window: the number of positions that a query sees, its own included; None for all before it.
         max_window_layers: the number of layers, from the first on, that have no sliding window.
         layer_types: "sliding_attention" for every layer with the sliding window, "full_attention" for the others; empty
@@ -125,6 +99,8 @@ class ModelKeys(Section):
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim = {self.head_dim} must be even, since rotary embedding rotates pairs")
+        if isinstance(self.rope_scaling, YarnScaling) and self.rope_theta <= 1:
+            raise ValueError(f"rope_theta = {self.rope_theta:g} must be greater than 1 for rope_type = 'yarn'")
         if self.num_experts_per_tok > self.num_local_experts:
             raise ValueError(
                 f"num_experts_per_tok = {self.num_experts_per_tok} must not exceed num_local_experts = "
@@ -140,6 +116,19 @@ class ModelKeys(Section):
         if self.dtype not in dtypes:
             raise ValueError(f"dtype = {self.dtype!r} must be one of {', '.join(dtypes)}")
         return self
+
+    @property
+    def context_length(self) -> int:
+        """The length of the longest text: max_position_embeddings, or more if YaRN extends the context."""
+        longest = self.max_position_embeddings
+        return self.rope_scaling.context_length(longest) if self.rope_scaling else longest
+
+    @property
+    def context_text(self) -> str:
+        """The key that bounds texts and its value, for errors."""
+        bound = f"max_position_embeddings = {self.max_position_embeddings}"
+        more = self.context_length > self.max_position_embeddings
+        return f"{bound}, which YaRN extends to {self.context_length}" if more else bound
 
 
 class ModelShape(ModelKeys):

@@ -10,7 +10,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from ..core.tensors import TensorSpec
-from .shape import ModelShape, RopeScaling
+from .rope_scaling import Scaling
+from .shape import ModelShape
 
 EMBEDDING = "model.embed_tokens.weight"  # names of the decoder's parameters, which may be stored under others
 POSITIONS = "model.embed_positions.weight"
@@ -23,11 +24,16 @@ class Rope:
 
     Attributes:
         theta: the base of the wavelengths.
-        scaling: Llama 3's scaling of slow rotations; None without it.
+        scaling: the scaling for texts beyond the context of pretraining; None without it.
     """
 
     theta: float
-    scaling: RopeScaling | None = None
+    scaling: Scaling | None = None
+
+    @property
+    def attention_scaling(self) -> float:
+        """The factor of all cosines and sines."""
+        return 1.0 if self.scaling is None else self.scaling.attention_scaling
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from ..spec import Architecture
 ARCHITECTURE = Architecture(
     name="llama",
     hugging_face_class="LlamaForCausalLM",
-    options=OPTIONS | {"rope_scaling"},
+    options=OPTIONS,
     decoder=Family().decoder,
     requires=REQUIRES | {"attention_bias": False, "mlp_bias": False},
     defaults={**DEFAULTS, "intermediate_size": 11008, "num_key_value_heads": None, "max_position_embeddings": 2048},

@@ -89,6 +89,7 @@ HELD = {
     ],
     "A top-level `original_max": ["model/rope_keys:scaling_is_that_of_the_object_that_counts"],
     "Parameters per layer type": ["model/rope_keys:an_embedding_that_tk_lacks_is_refused_by_key"],
+    "With YaRN the longest text": ["model/shape:yarn_extends_the_context_and_linear_scaling_does_not"],
     "`layer_types` gives": ["model/window_keys:layers_have_the_window_of_their_type"],
     "Two spellings of one key": ["model/config_keys:spellings_of_one_key_must_agree"],
     "A key of a feature that tk lacks": ["model/config:a_config_that_tk_cannot_run_is_refused"],

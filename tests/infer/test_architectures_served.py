@@ -15,7 +15,7 @@ from tk.tests.infer.history import History
 from tk.tests.model.architectures import ENTRIES, VOCAB
 
 NUM_NEW, FEW = sized(24, 16), sized(8, 5)  # tokens, and blocks that are too few for all at once
-CHOSEN = ("qwen2 sliding", "qwen3_moe", "gpt2")  # each kind of attention, layer and position
+CHOSEN = ("qwen2 sliding", "qwen3_moe", "gpt2")  # each kind of attention, layer and position; the second has YaRN
 PROMPTS = tuple(
     [int(token) for token in np.random.default_rng(i).integers(0, VOCAB, length)]
     for i, length in enumerate((3, 37, 17, 1, 20, 33))

@@ -71,6 +71,7 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+_YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 16}
 ENTRIES: dict[str, Entry] = {
     "llama3": Entry(LlamaForCausalLM, LlamaConfig, _GROUPED | {"rope_parameters": _LLAMA3}),
     "qwen2": Entry(Qwen2ForCausalLM, Qwen2Config, _GROUPED | {"tie_word_embeddings": True}),
@@ -79,7 +80,7 @@ ENTRIES: dict[str, Entry] = {
         Qwen2Config,
         _GROUPED | {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
     ),
-    "qwen3": Entry(Qwen3ForCausalLM, Qwen3Config, _GROUPED | {"head_dim": 24}),
+    "qwen3": Entry(Qwen3ForCausalLM, Qwen3Config, _GROUPED | {"head_dim": 24, "rope_parameters": _YARN}),
     "mistral": Entry(MistralForCausalLM, MistralConfig, _GROUPED | {"sliding_window": 9}),
     "mixtral": Entry(MixtralForCausalLM, MixtralConfig, _GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen3_moe": Entry(
@@ -87,7 +88,7 @@ ENTRIES: dict[str, Entry] = {
         Qwen3MoeConfig,
         _GROUPED
         | {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "mlp_only_layers": [1]}
-        | {"norm_topk_prob": True, "head_dim": 24, "tie_word_embeddings": True},
+        | {"norm_topk_prob": True, "head_dim": 24, "tie_word_embeddings": True, "rope_parameters": _YARN},
     ),
     "gpt2": Entry(GPT2LMHeadModel, GPT2Config, {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}),
     "gpt2 untied": Entry(GPT2LMHeadModel, GPT2Config, {"n_inner": 96, "tie_word_embeddings": False}),

@@ -29,6 +29,7 @@ ABSENT: Final = object()  # the value of a key that a change takes out
 FULL, SLIDING = ["full_attention"] * 3, ["sliding_attention"] * 3
 MIXED = [FULL[0], SLIDING[0], FULL[0]]
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
 REFUSALS = (  # of transformers
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError),
     StrictDataclassError,
@@ -73,6 +74,8 @@ VALUES: Final[Mapping[str, list[Any]]] = {
             {"type": "llama3", **LLAMA3},
             {"rope_type": "default", "factor": 2.0},
         ),
+        *(YARN, YARN | {"truncate": False, "beta_fast": 4.0}, YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}),
+        *({"rope_type": "linear", "factor": 4.0}, {"rope_type": "dynamic", "factor": 2.0}),
         *({"type": "yarn", "rope_type": "default"}, {"rope_type": "default", "partial_rotary_factor": 0.5}),
         *({name: {"rope_theta": 5e5, "rope_type": "default"}} for name in (FULL[0], SLIDING[0])),
     ],
@@ -85,6 +88,8 @@ VALUES: Final[Mapping[str, list[Any]]] = {
             {"rope_theta": 777.0},
         ),
         *({"type": "linear", "factor": 2.0}, {"rope_type": "yarn", "factor": 2.0}, {"rope_type": None, "factor": 2.0}),
+        *({"type": "yarn", "factor": 4.0, "attention_factor": 1.5}, YARN | {"factor": None}, {"type": "yarn"}),
+        *(YARN | {"beta_fast": None, "beta_slow": 2}, YARN | {"truncate": None}, {"type": "linear"}),
         *({"partial_rotary_factor": 0.5}, {FULL[0]: {"rope_theta": 5e5}}, 5),
     ],
     "rope_theta": [777.0, 777],
@@ -133,7 +138,7 @@ def _product(**values: Iterable[Any]) -> list[Change]:
 
 ROPE_CHANGES: Final = _product(
     rope_parameters=[ABSENT, {"rope_theta": 777.0, "rope_type": "default"}, LLAMA3 | {"rope_theta": 5000.0}],
-    rope_scaling=[ABSENT, None, {}, {"rope_type": "default"}, LLAMA3, LLAMA3 | {"rope_theta": 999.0}],
+    rope_scaling=[ABSENT, None, {}, {"rope_type": "default"}, LLAMA3, YARN, YARN | {"rope_theta": 999.0}],
     rope_theta=[ABSENT, 555.0],
     original_max_position_embeddings=[ABSENT, 16],
 )

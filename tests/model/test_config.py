@@ -13,7 +13,7 @@ from tk.core.errors import ConfigError, ManifestError, TkError
 from tk.core.layout import Layout
 from tk.model.config import ModelConfig
 from tk.model.registry import count_multiplied, count_parameters, decoder_spec, tensor_table
-from tk.model.shape import RopeScaling
+from tk.model.rope_scaling import Llama3Scaling
 from tk.tests.model.architectures import ENTRIES
 
 # The keys that shape a model, from the config.json of the named model on the hub.
@@ -126,7 +126,7 @@ def test_models_of_the_hub_have_their_known_sizes(name: str) -> None:
 def test_options_are_read_from_either_spelling() -> None:
     llama = ModelConfig.from_json(HUB["meta-llama/Llama-3.1-8B"])
     assert (llama.rope_theta, llama.dtype_name, llama.eos_token_id) == (500000.0, "bf16", (128001,))
-    assert llama.rope_scaling == RopeScaling(
+    assert llama.rope_scaling == Llama3Scaling(
         factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
     )
     gpt2 = ModelConfig.from_json(HUB["openai-community/gpt2"])
@@ -204,7 +204,7 @@ def test_a_tensor_that_no_architecture_knows_is_not_lost_silently(tmp_path: Path
     ("change", "message"),
     [
         ({"model_type": "mamba"}, "model_type 'mamba' is not supported"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type = 'yarn' is not supported"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type = 'dynamic' is not supported"),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope_parameters: factor is missing"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported for llama"),
         ({"attention_bias": True}, "attention_bias = True is not supported"),

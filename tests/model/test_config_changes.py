@@ -23,6 +23,7 @@ from tk.tests.model.config_changes import (
     ROPE_CHANGES,
     TOLERANCE,
     WINDOW_CHANGES,
+    YARN,
     Change,
     Reader,
     single_changes,
@@ -110,6 +111,8 @@ def test_a_head_and_a_tie_of_it(name: str, tmp_path: Path) -> None:
     [
         ("mistral", {"layer_types": MIXED, "sliding_window": 5}),
         ("llama3", {"rope_scaling": LLAMA3, "rope_theta": 900.0, "original_max_position_embeddings": 16}),
+        ("qwen2", {"rope_scaling": YARN}),
+        ("mixtral", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
     ],
 )
 def test_a_change_is_served_as_it_is_read(name: str, change: Change, tmp_path: Path) -> None:

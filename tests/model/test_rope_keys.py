@@ -8,10 +8,11 @@ from tk.model.rope_keys import lost_theta, read_rope, refuse_rope
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 CONTEXT = "original_max_position_embeddings"
+YARN = {"rope_type": "yarn", "factor": 4.0}
 
 
-def read(data: dict[str, Any], *, scaled: bool = True) -> dict[str, Any]:
-    return read_rope(data, 1e4, 64, scaled=scaled)
+def read(data: dict[str, Any]) -> dict[str, Any]:
+    return read_rope(data, 1e4, 64)
 
 
 @pytest.mark.parametrize(
@@ -48,10 +49,32 @@ def test_scaling_is_that_of_the_object_that_counts(data: dict[str, Any], context
 
 
 @pytest.mark.parametrize(
+    ("keys", "fields"),
+    [
+        ({}, {CONTEXT: 64}),
+        ({CONTEXT: 16, "mscale": 1.0, "mscale_all_dim": 0.5}, {CONTEXT: 16, "mscale": 1.0, "mscale_all_dim": 0.5}),
+        ({"beta_fast": 16, "beta_slow": None, "attention_factor": None}, {CONTEXT: 64, "beta_fast": 16}),
+        ({"attention_factor": 1.5, "truncate": False}, {CONTEXT: 64, "attention_factor": 1.5, "truncate": False}),
+        ({"factor": None, CONTEXT: 32}, {CONTEXT: 32, "factor": 2.0}),
+        ({"low_freq_factor": 1.0, "short_factor": [1.0]}, {CONTEXT: 64}),
+    ],
+)
+def test_yarn_has_its_own_keys(keys: dict[str, Any], fields: dict[str, Any]) -> None:
+    for name, kind in (("rope_parameters", "rope_type"), ("rope_scaling", "type")):
+        found = read({name: {kind: "yarn", "factor": 4.0, **keys}})
+        assert found["rope_scaling"] == YARN | fields
+
+
+@pytest.mark.parametrize(
     ("data", "message"),
     [
         ({"rope_scaling": 5}, "rope_scaling must be an object, not 5"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling: rope_type = 'linear' is not supported"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling: rope_type = 'dynamic' is not supported"),
+        ({"rope_scaling": {"type": "longrope"}}, "supported are 'default', 'linear', 'llama3', 'yarn'"),
+        ({"rope_scaling": {"type": ["yarn"]}}, r"rope_scaling: rope_type = \['yarn'\] is not supported"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing, which rope_type = 'linear' needs"),
+        ({"rope_scaling": {"type": "yarn"}}, "rope_scaling: factor is missing, which rope_type = 'yarn' needs"),
+        ({"rope_scaling": YARN | {CONTEXT: None}}, f"{CONTEXT} must not be null"),
         ({"rope_parameters": {"rope_type": None}}, "rope_parameters: rope_type = None is not supported"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "rope_parameters has an object for 'full_att"),
         ({"rope_theta": None}, "rope_theta must not be null; a file without it has 10000"),
@@ -72,8 +95,6 @@ def test_neutral_keys_and_those_without_an_object_change_nothing() -> None:
     plain = {"rope_theta": 1e4, "rope_scaling": None}
     assert read({"partial_rotary_factor": None, CONTEXT: 8, "rope_scaling": []}) == plain
     assert read({"partial_rotary_factor": 1.0}) == plain
-    with pytest.raises(ValueError, match=r"it must be 'default'$"):
-        read({"rope_scaling": LLAMA3}, scaled=False)
 
 
 def test_learned_positions_are_not_rotated() -> None:

@@ -14,6 +14,16 @@ ROPE_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+def test_yarn_extends_the_context_and_linear_scaling_does_not() -> None:
+    """Cards of models with YaRN leave max_position_embeddings as it was in pretraining."""
+    shape = parse({"rope_scaling": YARN, "max_position_embeddings": 20}, ModelKeys, "[model]")
+    assert (shape.context_length, shape.context_text) == (64, "max_position_embeddings = 20, which YaRN extends to 64")
+    assert parse({"rope_scaling": YARN, "max_position_embeddings": 99}, ModelKeys, "[model]").context_length == 99
+    linear = parse({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, ModelKeys, "[model]")
+    assert (linear.context_length, linear.context_text) == (2048, "max_position_embeddings = 2048")
 
 
 def test_heads_are_filled_in_from_the_hidden_size() -> None:
@@ -49,6 +59,11 @@ def test_a_dtype_has_its_name_on_the_command_line(dtype: str, name: str) -> None
             {"rope_scaling": ROPE_SCALING | {"high_freq_factor": 1.0}},
             "high_freq_factor = 1 must be greater than low_freq_factor = 1",
         ),
+        ({"rope_scaling": {"rope_type": "ntk"}}, "rope_type must be 'linear', 'llama3' or 'yarn'"),
+        ({"rope_scaling": YARN | {"betafast": 1.0}}, "unknown key 'rope_scaling.betafast'; did you mean 'beta_fast'"),
+        ({"rope_scaling": YARN | {"beta_slow": 33}}, "beta_fast = 32 must not be less than beta_slow = 33"),
+        ({"rope_scaling": YARN | {"factor": 0.0}}, "'rope_scaling.factor' = 0.0: input should be greater than 0"),
+        ({"rope_scaling": YARN, "rope_theta": 1.0}, "rope_theta = 1 must be greater than 1 for rope_type = 'yarn'"),
         ({"hidden_sizes": 8}, "unknown key 'hidden_sizes'; did you mean 'hidden_size'"),
     ],
 )

@@ -63,10 +63,10 @@ def resolve(config: TrainConfig, resume: str) -> GivenModel:
         return GivenModel(config.model, tokenizer)
     checkpoint = _initial_checkpoint(config, resume)
     shape = stored_config(checkpoint)
-    if config.train.seq_len > shape.max_position_embeddings:
+    if config.train.seq_len > shape.context_length:
         raise ConfigError(
-            f"train.seq_len = {config.train.seq_len} exceeds max_position_embeddings = "
-            f"{shape.max_position_embeddings} of {checkpoint.path}. Use shorter sequences."
+            f"train.seq_len = {config.train.seq_len} exceeds {shape.context_text} of {checkpoint.path}. Use shorter "
+            "sequences."
         )
     if tokenizer is None and (checkpoint.path / TOKENIZER_FILE).is_file():
         tokenizer = checkpoint.path

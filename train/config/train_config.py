@@ -41,11 +41,8 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "TrainConfig":
-        if not self.model.init and self.train.seq_len > self.model.max_position_embeddings:
-            raise ValueError(
-                f"train.seq_len = {self.train.seq_len} exceeds model.max_position_embeddings = "
-                f"{self.model.max_position_embeddings}"
-            )
+        if not self.model.init and self.train.seq_len > self.model.context_length:
+            raise ValueError(f"train.seq_len = {self.train.seq_len} exceeds model.{self.model.context_text}")
         if self.optimizer.warmup_steps > self.train.steps:
             raise ValueError(
                 f"optimizer.warmup_steps = {self.optimizer.warmup_steps} exceeds train.steps = {self.train.steps}: the "

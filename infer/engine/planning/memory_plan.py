@@ -105,7 +105,7 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
     """
     weight_dtype = dtype if options.weight_dtype == "auto" else options.weight_dtype
     weight_bytes = weight_bytes_per_rank(config, options.tp, dtype, weight_dtype)
-    longest = min(options.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
+    longest = min(options.max_model_len or config.context_length, config.context_length)
     spec = decoder_spec(config)
     program = lower(spec, options.tp, 0, serving_slices(spec, options.tp, dtype))
     threads = threads_per_rank(options.tp, options.threads)
@@ -225,11 +225,8 @@ def _check_length(config: ModelConfig, options: EngineOptions, num_blocks: int) 
     if options.max_model_len is None:
         return
     capacity = num_blocks * options.block_size
-    if options.max_model_len > config.max_position_embeddings:
-        raise ConfigError(
-            f"max_model_len = {options.max_model_len} is more than the model's max_position_embeddings = "
-            f"{config.max_position_embeddings}."
-        )
+    if options.max_model_len > config.context_length:
+        raise ConfigError(f"max_model_len = {options.max_model_len} is more than the model's {config.context_text}.")
     if options.max_model_len > capacity:
         raise ConfigError(
             f"max_model_len = {options.max_model_len} is more than the KV cache's {num_blocks} blocks of "

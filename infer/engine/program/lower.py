@@ -4,9 +4,11 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
+from ....core.casts import Array
 from ....core.layout import Layout
 from ....core.local_params import LocalParam, local_params
-from ....model.shape import RopeScaling
 from ....model.spec import EMBEDDING, HEAD, POSITIONS, DecoderSpec, DenseSpec, ExpertsSpec, Rope
 from .operations import (
     AttendToCache,
@@ -77,18 +79,11 @@ class Program:
         }
 
 
-def frequencies(rope: Rope, head_dim: int) -> list[float]:
-    """Returns the radians per position of each pair (d, d + head_dim / 2) of a head (RoFormer, arXiv 2104.09864)."""
-    plain = [rope.theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
-    return plain if rope.scaling is None else [_slowed(each, rope.scaling) for each in plain]
-
-
-def _slowed(frequency: float, scaling: RopeScaling) -> float:
-    """Scales a frequency as Llama 3 does: slow rotations are slowed by `factor`, fast ones kept, others in between."""
-    turns = scaling.original_max_position_embeddings * frequency / (2 * math.pi)  # in the context of pretraining
-    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    kept = min(1.0, max(0.0, kept))
-    return frequency * (kept + (1 - kept) / scaling.factor)
+def frequencies(rope: Rope, head_dim: int) -> Array:
+    """Returns the radians per position of each pair (d, d + head_dim / 2) of a head: fp64 [head_dim / 2]."""
+    pairs_P = np.arange(head_dim // 2, dtype=np.float64)
+    periods_P: Array = np.array([rope.theta ** (2 * pair / head_dim) for pair in pairs_P.tolist()])
+    return 1.0 / periods_P if rope.scaling is None else rope.scaling.frequencies(periods_P, pairs_P, rope.theta)
 
 
 def most_slices(spec: DecoderSpec) -> int:

@@ -76,7 +76,7 @@ def _torch_step(folder: Path, config: dict[str, Any]) -> tuple[float, float, dic
     return float(loss.detach()), norm, gradients, parameters
 
 
-@pytest.mark.parametrize("name", ["llama3", "gpt2", "qwen2"])
+@pytest.mark.parametrize("name", ["llama3", "gpt2", "qwen2", "qwen3"])
 def test_a_step_equals_that_of_transformers_and_torch(
     rank_pool: RankPool, corpus: Path, from_init: Callable[..., Any], tmp_path: Path, name: str
 ) -> None:

@@ -16,12 +16,19 @@ def config(**sections: dict[str, Any]) -> TrainConfig:
     return parse({"checkpoint": {"dir": "runs/test"}, **sections}, TrainConfig, "test")
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+
+
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
         (
             {"train": {"seq_len": 64}, "model": {"max_position_embeddings": 32}},
             "train.seq_len = 64 exceeds model.max_position_embeddings = 32",
+        ),
+        (
+            {"train": {"seq_len": 65}, "model": {"max_position_embeddings": 32, "rope_scaling": YARN}},
+            "train.seq_len = 65 exceeds model.max_position_embeddings = 32, which YaRN extends to 64",
         ),
         ({"train": {"steps": 3}, "optimizer": {"warmup_steps": 4}}, "warmup_steps = 4 exceeds train.steps = 3"),
         ({"parallel": {"schedule": "interleaved"}}, '"interleaved" needs 2 or more'),

@@ -42,7 +42,7 @@ class RankBuffers:
         self._rows = {buffer: floats(sizes.rows[buffer], stride) for buffer, stride in sizes.strides.items()}
         self._areas = {name: aligned(size) for name, size in sizes.areas.items()}
         if program.rope is not None:
-            self._areas["frequencies"] = np.array(frequencies(program.rope, program.head_dim), np.float32)
+            self._areas["frequencies"] = frequencies(program.rope, program.head_dim).astype(np.float32)
         splits = ceil_div(cache.num_blocks * cache.block_size, KEY_SPLIT)
         items = SHARED_ITEMS * threads if threads > 1 and splits > 1 else 0
         # A step with one row of each item commits little.

@@ -65,6 +65,7 @@ class NativeRunner(Backend):
             kv_heads=program.num_kv_heads,
             head_dim=program.head_dim,
             weight_format=format_of(weights.dtype),
+            attention_scaling=1.0 if program.rope is None else program.rope.attention_scaling,
             hidden_size=program.hidden_size,
         )
         self._cache.fill(model)

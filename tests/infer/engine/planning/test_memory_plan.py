@@ -52,6 +52,16 @@ def test_kv_memory_holds_one_block_more_than_requests_can_use() -> None:
         plan_memory(CONFIG, replace(options, kv_memory=2 * block - 1), "fp32", "fp32")
 
 
+def test_yarn_extends_the_longest_sequence() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    config = ModelConfig(**TINY_LLAMA | {"rope_scaling": yarn, "max_position_embeddings": 640})
+    options = EngineOptions(Path("m"), block_size=16, kv_blocks=200, kernels="aten")
+    assert plan_memory(config, options, "fp32", "fp32").max_model_len == 4 * 512
+    assert plan_memory(config, replace(options, max_model_len=700), "fp32", "fp32").max_model_len == 700
+    with pytest.raises(ConfigError, match=r"2049 is more than .*embeddings = 640, which YaRN extends to 2048\.$"):
+        plan_memory(config, replace(options, max_model_len=2049), "fp32", "fp32")
+
+
 def test_blocks_of_4_bits_share_twins() -> None:
     """16 running sequences and a step of 64 tokens: 4 twins each, and one for each block of the step."""
     block, twin = 16 * 2 * 2 * 2 * (4 + 4), 16 * 2 * 2 * 2 * (8 + 4)

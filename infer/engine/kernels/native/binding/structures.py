@@ -150,6 +150,7 @@ class NativeModel(Structure):
         ("value_format", c_int32),
         ("weight_format", c_int32),
         ("hadamard", c_int32),
+        ("attention_scaling", c_float),
         ("hidden_size", c_int64),
         ("frequencies", c_void_p),
         ("cache", c_void_p),

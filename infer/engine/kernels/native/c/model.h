@@ -117,6 +117,7 @@ struct model {
     int32_t heads, kv_heads, head_dim, block_size;
     int32_t key_format, value_format, weight_format;
     int32_t hadamard;  // keys, values and queries are rotated in blocks of so many dims; 1: they are not
+    float attention_scaling;  // the factor of cosines and sines
     int64_t hidden_size;
     const float *frequencies;  // [head_dim / 2] radians per position, or NULL without rotation
     char *cache;

@@ -104,8 +104,8 @@ static void rotations(const struct model *m, int32_t thread) {
             int64_t turn = (int64_t)quarters & 3;
             double c = turn == 0 ? cosine : turn == 1 ? -sine : turn == 2 ? -cosine : sine;
             double d = turn == 0 ? sine : turn == 1 ? cosine : turn == 2 ? -sine : -cosine;
-            m->cosines[t * half + i] = (float)c;
-            m->sines[t * half + i] = (float)d;
+            m->cosines[t * half + i] = (float)c * m->attention_scaling;
+            m->sines[t * half + i] = (float)d * m->attention_scaling;
         }
 }
 
