@@ -139,7 +139,8 @@ class YarnScaling(Scaling):
         """See Scaling; in fp32 bit-equal to `transformers`, also where a short context crosses the bounds."""
         low, high = self._bounds(2 * len(pairs_P), theta)
         kept_P = 1 - ((pairs_P - low) / (high - low)).clip(0, 1)
-        return 1.0 / (self.factor * periods_P) * (1 - kept_P) + 1.0 / periods_P * kept_P
+        found: Numbers = 1.0 / (self.factor * periods_P) * (1 - kept_P) + 1.0 / periods_P * kept_P
+        return found
 
     def context_length(self, max_position_embeddings: int) -> int:
         """Returns the length of the longest text; cards of models leave max_position_embeddings as in pretraining."""
