@@ -115,6 +115,7 @@ COMPUTE: dict[str, str] = {
     "parallel": "collectives cross_entropy functions host layers linear link_factory local_link mesh point_to_point "
     "products row_blocks torch_dtypes wide_sums",
     "parity": "flat_values foreign gradients measure reference_values updates",
+    "train.context": "kernels tiled",
     "train.engine": "compiling evaluate loss nonfinite optimizer_step passes stages training_engine",
     "train.foreign": "accumulation blocks buffers checks construction construction_log disguise first_values "
     "join_job model model_engine on_meta options replay stored_weights take_over watch",

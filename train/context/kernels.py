@@ -1,0 +1,124 @@
+"""Kernels for one tile of attention: forward returns log-sum-exps, with which the results of tiles are merged.
+
+Letters: H query heads, K kv heads, of which each serves H / K query heads in turn; L queries, M keys, E head dim.
+"""
+
+from typing import Final, Protocol
+
+import torch
+
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+_QUERIES_AT_ONCE: Final = 256  # of the portable kernel, which keeps the scores of so many in memory
+
+
+class TileKernel(Protocol):
+    """The attention of queries over keys: over all of them, or if `causal`, of query i over keys 0 to i."""
+
+    def forward(
+        self, q_1HLE: torch.Tensor, k_1KME: torch.Tensor, v_1KME: torch.Tensor, causal: bool, scale: float | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the output [1, H, L, E] and the log-sum-exp of each query's scores, fp32 [1, H, L].
+
+        Args:
+            q_1HLE: queries, of any strides, as are all arguments.
+            k_1KME: keys; L = M if `causal`.
+            v_1KME: values.
+            causal: whether a query sees only the keys up to its own number.
+            scale: the factor of scores; None for 1 / sqrt(E).
+        """
+
+    def backward(
+        self, inputs: Tensors, grad_1HLE: torch.Tensor, out_1HLE: torch.Tensor, lse_1HL: torch.Tensor, causal: bool,
+        scale: float | None,
+    ) -> Tensors:  # fmt: skip
+        """Returns the tile's part of the gradients of q, k and v.
+
+        Args:
+            inputs: q, k and v, as in `forward`.
+            grad_1HLE: the gradient of the output over all tiles.
+            out_1HLE: the output over all tiles of these queries.
+            lse_1HL: the log-sum-exp over all tiles of these queries.
+            causal: as in `forward`.
+            scale: as in `forward`.
+        """
+
+
+class CpuTileKernel:
+    """The kernel of torch's scaled dot product attention on a CPU."""
+
+    def forward(
+        self, q_1HLE: torch.Tensor, k_1KME: torch.Tensor, v_1KME: torch.Tensor, causal: bool, scale: float | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Computes a tile; see TileKernel."""
+        attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        out, lse = attend(q_1HLE, k_1KME, v_1KME, 0.0, causal, scale=scale)
+        return out, lse
+
+    def backward(
+        self, inputs: Tensors, grad_1HLE: torch.Tensor, out_1HLE: torch.Tensor, lse_1HL: torch.Tensor, causal: bool,
+        scale: float | None,
+    ) -> Tensors:  # fmt: skip
+        """Computes a tile's gradients; see TileKernel."""
+        differentiate = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        dq, dk, dv = differentiate(grad_1HLE, *inputs, out_1HLE, lse_1HL, 0.0, causal, scale=scale)
+        return dq, dk, dv
+
+
+class PortableTileKernel:
+    """A kernel of matrix products for every device. Computes in fp32, for a few queries at once."""
+
+    def forward(
+        self, q_1HLE: torch.Tensor, k_1KME: torch.Tensor, v_1KME: torch.Tensor, causal: bool, scale: float | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Computes a tile; see TileKernel."""
+        outs, lses = [], []
+        for first in range(0, q_1HLE.shape[2], _QUERIES_AT_ONCE):
+            q, k, v = _grouped(q_1HLE, k_1KME, v_1KME, first, causal)
+            scores = _scores(q, k, first, causal, scale)
+            lse = scores.logsumexp(-1)
+            outs.append(((scores - lse.unsqueeze(-1)).exp() @ v).flatten(1, 2))
+            lses.append(lse.flatten(1, 2))
+        return torch.cat(outs, 2).to(q_1HLE.dtype), torch.cat(lses, 2)
+
+    def backward(
+        self, inputs: Tensors, grad_1HLE: torch.Tensor, out_1HLE: torch.Tensor, lse_1HL: torch.Tensor, causal: bool,
+        scale: float | None,
+    ) -> Tensors:  # fmt: skip
+        """Computes a tile's gradients; see TileKernel."""
+        factor = inputs[0].shape[-1] ** -0.5 if scale is None else scale
+        dq, dk, dv = (torch.zeros_like(each, dtype=torch.float32) for each in inputs)
+        for first in range(0, dq.shape[2], _QUERIES_AT_ONCE):
+            some = slice(first, first + _QUERIES_AT_ONCE)
+            q, k, v = _grouped(*inputs, first, causal)
+            groups = (k.shape[1], -1)
+            grad, out = (each[:, :, some].float().unflatten(1, groups) for each in (grad_1HLE, out_1HLE))
+            shares = (_scores(q, k, first, causal, scale) - lse_1HL[:, :, some].unflatten(1, groups)[..., None]).exp()
+            slopes = shares * (grad @ v.mT - (grad * out).sum(-1, keepdim=True)) * factor
+            dq[:, :, some] = (slopes @ k).flatten(1, 2)
+            dk[:, :, : k.shape[3]] += (slopes.mT @ q).sum(2)
+            dv[:, :, : k.shape[3]] += (shares.mT @ grad).sum(2)
+        dtype = inputs[0].dtype
+        return dq.to(dtype), dk.to(dtype), dv.to(dtype)
+
+
+def kernel_for(device: torch.device) -> TileKernel:
+    """Returns the kernel for tensors on a device."""
+    return CpuTileKernel() if device.type == "cpu" else PortableTileKernel()
+
+
+def _grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, causal: bool) -> Tensors:
+    """Returns some queries from number `first` on [1, K, H / K, L, E], with the keys that they see [1, K, 1, M, E]."""
+    queries = q[:, :, first : first + _QUERIES_AT_ONCE].float().unflatten(1, (k.shape[1], -1))
+    seen = first + queries.shape[3] if causal else k.shape[2]
+    return queries, k[:, :, None, :seen].float(), v[:, :, None, :seen].float()
+
+
+def _scores(q: torch.Tensor, k: torch.Tensor, first: int, causal: bool, scale: float | None) -> torch.Tensor:
+    """Returns the scores of queries from number `first` on, [1, K, H / K, L, M], -inf for keys that they do not see."""
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if causal:
+        length = q.shape[3]
+        later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
+        scores[..., first:].masked_fill_(later, -torch.inf)
+    return scores
