@@ -4,8 +4,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from .collectives import gather_bytes
-from .link_factory import host_identity
+from .meeting import Meeting
 from .mesh import ALONE, Group
 
 
@@ -16,12 +15,10 @@ def host_group(world: Group, timeout: float) -> Group:
         world: the group of all ranks.
         timeout: seconds after which the new group's collectives give up.
     """
-    here = host_identity()
-    hosts: dict[bytes, list[int]] = {}
-    for rank, name in enumerate(gather_bytes(here, world)):
-        hosts.setdefault(name, []).append(rank)
-    if len(hosts) == 1:
+    if world.size == 1:
         return world
-    groups = {name: dist.new_group(ranks, timedelta(seconds=timeout)) for name, ranks in hosts.items()}
-    mine = hosts[here]
-    return Group(groups[here], mine.index(world.rank), len(mine)) if len(mine) > 1 else ALONE
+    ranks = Meeting().host_ranks()
+    if len(ranks) == world.size:
+        return world
+    made = dist.new_group(ranks, timeout=timedelta(seconds=timeout), use_local_synchronization=True)
+    return Group(made, ranks.index(world.rank), len(ranks)) if len(ranks) > 1 else ALONE

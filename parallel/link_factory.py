@@ -1,43 +1,28 @@
 """The connections of links: each rank finds the ranks of its host, and connects the ranks of a group with each other.
 
-A rank listens on an abstract Unix address with a random name, and sends the name and a secret to all ranks over gloo. A
-connection without the secret is closed, since every process on the host can reach the address.
+A rank listens on an abstract Unix address, which only ranks can derive from its number, by a secret of their meeting. A
+connection without the secret is closed, since every process on the host can see and reach the address.
 """
 
 import errno
 import hashlib
-import os
+import json
 import secrets
 import socket
 import struct
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-import torch
 import torch.distributed as dist
 
 from .local_link import BlockedConnections, Connection, Link, LinkLost
+from .meeting import Meeting
 
-_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
-_NAMESPACES: Final = ("/proc/self/ns/pid", "/proc/self/ns/net")
-_HELLO: Final = struct.Struct("<16sqq")  # the listener's secret, the number of the link, the caller's rank in it
+_HELLO: Final = struct.Struct("<16sqq")  # the ranks' secret, the number of the link, the caller's rank in it
 _TIMEVAL: Final = struct.Struct("ll")
 _BACKLOG: Final = 4096  # connections that the kernel holds before they are accepted
 _HELLO_TIMEOUT: Final = 30.0  # seconds that a connection has to send its hello
-
-
-def host_identity() -> bytes:
-    """Returns 16 bytes that only the processes of one container on one host share.
-
-    They are random, and so shared with no other process, if the system does not reveal its identity.
-    """
-    try:
-        names = [_BOOT.read_text().strip(), *(str(os.stat(path).st_ino) for path in _NAMESPACES)]
-    except OSError:
-        return secrets.token_bytes(16)
-    return hashlib.sha256(" ".join(names).encode()).digest()[:16]
 
 
 class LinkFactory:
@@ -47,42 +32,38 @@ class LinkFactory:
     connections that gloo still makes on another rank, and that rank would report a lost peer instead.
 
     Args:
+        meeting: the meeting of all ranks.
         timeout: the seconds after which a rank that waits for another gives up.
     """
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, meeting: Meeting, timeout: float) -> None:
         self.timeout = timeout
-        self.rank = dist.get_rank()
+        self.rank = meeting.rank
         self.blocked = BlockedConnections(timeout)
         self._num_links = 0
-        self._secret = secrets.token_bytes(16)
+        self._secret = meeting.secret
         self._accepted: dict[tuple[int, int], socket.socket] = {}  # by number of the link and the caller's rank in it
         self._listener = socket.socket(socket.AF_UNIX)
-        name = secrets.token_bytes(16)
-        self._listener.bind(_address(name))
+        self._listener.bind(self._address(self.rank))
         self._listener.listen(_BACKLOG)
         self._listener.settimeout(timeout)
-        mine = torch.frombuffer(bytearray(host_identity() + name + self._secret), dtype=torch.uint8)
-        self._records = [bytes(record.numpy()) for record in self._gather(mine)]
-        reachable = torch.tensor([self._can_reach(rank) for rank in range(len(self._records))], dtype=torch.uint8)
-        self._reachable = torch.stack(self._gather(reachable)).bool()  # [caller, called]
+        host = meeting.host_ranks()  # of which all listen now
+        mine = json.dumps([rank for rank in host if rank == self.rank or self._can_reach(rank)])
+        # By rank of this host: the ranks that it can reach.
+        self._reached = {rank: set(json.loads(line)) for rank, line in meeting.exchange(mine, host).items()}
 
-    @staticmethod
-    def _gather(mine: torch.Tensor) -> list[torch.Tensor]:
-        records = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(records, mine)
-        return records
+    def _address(self, rank: int) -> bytes:
+        """Returns a rank's address in Linux's abstract namespace, which has no file and disappears with its socket."""
+        return b"\0tk-" + hashlib.sha256(self._secret + str(rank).encode()).hexdigest().encode()
 
     def _can_reach(self, rank: int) -> bool:
         """Returns whether a rank's listener accepts connections from this process.
 
         Equal host identities are not enough: clones of one virtual machine have the same.
         """
-        if self._records[rank][:16] != self._records[self.rank][:16]:
-            return False
         with socket.socket(socket.AF_UNIX) as probe:
             probe.setblocking(False)
-            return probe.connect_ex(_address(self._records[rank][16:32])) in (0, errno.EAGAIN)
+            return probe.connect_ex(self._address(rank)) in (0, errno.EAGAIN)
 
     def __enter__(self) -> Self:
         return self
@@ -97,7 +78,7 @@ class LinkFactory:
             dist.barrier()
 
     def link(self, ranks: Sequence[int]) -> Link | None:
-        """Connects some ranks with each other; every rank calls it for the same sets of ranks in the same order.
+        """Connects some ranks with each other; every rank calls it in every round, with the set to which it belongs.
 
         Returns:
             The link, or None if the ranks are not all on one host or this rank is not among them.
@@ -106,7 +87,7 @@ class LinkFactory:
             LinkLost: a rank could not be reached, or did not connect within the timeout.
         """
         self._num_links += 1
-        if self.rank not in ranks or not self._reachable[list(ranks)][:, list(ranks)].all():
+        if self.rank not in ranks or not all(self._reached.get(rank, set()).issuperset(ranks) for rank in ranks):
             return None
         mine = ranks.index(self.rank)
         ends = {place: self._connect(ranks[place], mine) for place in range(mine)}
@@ -116,8 +97,8 @@ class LinkFactory:
     def _connect(self, rank: int, mine: int) -> socket.socket:
         end = socket.socket(socket.AF_UNIX)
         try:
-            end.connect(_address(self._records[rank][16:32]))
-            end.sendall(_HELLO.pack(self._records[rank][32:], self._num_links, mine))
+            end.connect(self._address(rank))
+            end.sendall(_HELLO.pack(self._secret, self._num_links, mine))
         except OSError as error:
             end.close()
             raise LinkLost(f"Rank {rank} cannot be reached over its Unix socket: {error.strerror}.") from error
@@ -154,8 +135,3 @@ class LinkFactory:
             socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(seconds, int((self.timeout - seconds) * 1e6))
         )
         return end
-
-
-def _address(name: bytes) -> bytes:
-    """Returns an address in Linux's abstract namespace, which has no file and disappears with its socket."""
-    return b"\0tk-" + name.hex().encode()

@@ -5,8 +5,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 
-import numpy as np
-import numpy.typing as npt
 import torch.distributed as dist
 
 from ..core.errors import ParallelError
@@ -14,8 +12,10 @@ from ..core.families import TensorFamily
 from ..core.home_process import HomeProcess
 from ..core.layout import Layout
 from ..core.places import Coordinates
+from .group_plan import PlannedGroup, plan_groups
 from .link_factory import LinkFactory
-from .local_link import Link
+from .local_link import Link, LinkLost
+from .meeting import Meeting
 
 
 class Group:
@@ -143,35 +143,32 @@ class Mesh:
                 f"The layout pp x dp x tp = {layout.pp} x {layout.dp} x {layout.tp} needs {layout.world_size} ranks, "
                 f"but {world} were started."
             )
-        rank, timeout = dist.get_rank(), timedelta(seconds=timeout_seconds)
-        group_size = layout.group_size
-        places = np.arange(world).reshape(layout.pp, layout.dp // group_size, group_size, layout.tp)
-        neighbours = places.reshape(-1, max(1, layout.tp // num_kv_heads))
-        ends = places.reshape(layout.pp, -1)[[0, -1]].T if tied and layout.pp > 1 else places.reshape(-1, 1)
-        by_axis = [np.moveaxis(places, axis, -1).reshape(-1, places.shape[axis]) for axis in range(4)]
+        rank, meeting = dist.get_rank(), Meeting()
+        found: dict[str, Group] = {}
         with ExitStack() as stack:
-            links = stack.enter_context(LinkFactory(timeout_seconds)) if dist.get_backend() == "gloo" else None
-            pp, replicate, shard, tp, kv_heads, embedding_group = (
-                _own_group(sets, rank, timeout, links) for sets in (*by_axis, neighbours, ends)
-            )
+            links = None
+            if dist.get_backend() == "gloo":
+                links = stack.enter_context(LinkFactory(meeting, timeout_seconds))
+            for planned in plan_groups(layout, num_kv_heads, tied, rank):
+                found |= _make(planned, rank, timeout_seconds, links)
             link = links.link(range(world)) if links else None
         return Mesh(
             layout,
             layout.coordinates(rank),
             Group(dist.group.WORLD, rank, world, link),
-            pp=pp,
-            replicate=replicate,
-            shard=shard,
-            tp=tp,
-            kv_heads=kv_heads,
-            embedding_group=embedding_group,
+            pp=found.get("pp", ALONE),
+            replicate=found.get("replicate", ALONE),
+            shard=found.get("shard", ALONE),
+            tp=found.get("tp", ALONE),
+            kv_heads=found.get("kv_heads", ALONE),
+            embedding_group=found.get("embedding_group", ALONE),
         )
 
 
 def join_world() -> Group:
     """Returns the group of all ranks without a mesh; every rank of an initialised default process group calls it."""
     with ExitStack() as stack:
-        links = stack.enter_context(LinkFactory(_TIMEOUT)) if dist.get_backend() == "gloo" else None
+        links = stack.enter_context(LinkFactory(Meeting(), _TIMEOUT)) if dist.get_backend() == "gloo" else None
         world = dist.get_world_size()
         return Group(dist.group.WORLD, dist.get_rank(), world, links.link(range(world)) if links else None)
 
@@ -183,23 +180,28 @@ def cpu_shard_group(mesh: Mesh, timeout_seconds: float) -> Group:
     """
     if mesh.shard.size == 1 or dist.get_backend(mesh.shard.process_group) != "nccl":
         return mesh.shard
-    layout = mesh.layout
-    places = np.arange(layout.world_size).reshape(-1, layout.group_size, layout.tp)
-    sets = np.moveaxis(places, 1, -1).reshape(-1, layout.group_size)
-    return _own_group(sets, mesh.world.rank, timedelta(seconds=timeout_seconds), None, "gloo")
+    planned = next(each for each in plan_groups(mesh.layout, 1, False, mesh.world.rank) if "shard" in each.axes)
+    return _make(planned, mesh.world.rank, timeout_seconds, None, "gloo")["shard"]
 
 
-def _own_group(
-    sets: npt.NDArray[np.int64], rank: int, timeout: timedelta, links: LinkFactory | None, backend: str | None = None
-) -> Group:
-    """Returns this rank's group among disjoint sets of ranks, the rows of `sets`.
+def _make(
+    planned: PlannedGroup, rank: int, timeout_seconds: float, links: LinkFactory | None, backend: str | None = None
+) -> dict[str, Group]:
+    """Makes a group together with its other members; returns it by axis, or ALONE if it has one member.
 
-    torch requires that every rank creates every group, in the same order.
+    Raises:
+        LinkLost: a member did not come within the timeout.
     """
-    mine = ALONE
-    for ranks in sets.tolist() if sets.shape[1] > 1 else ():
-        group = dist.new_group(ranks, timeout=timeout, backend=backend)
-        link = links.link(ranks) if links else None
-        if rank in ranks:
-            mine = Group(group, ranks.index(rank), len(ranks), link)
-    return mine
+    ranks, timeout = planned.ranks, timedelta(seconds=timeout_seconds)
+    try:
+        made = dist.new_group(ranks, timeout=timeout, backend=backend, use_local_synchronization=True)
+    except RuntimeError as error:  # a file as the store, unlike a server, has no class of its own for it
+        if "timeout" not in str(error).lower():
+            raise
+        raise LinkLost(
+            f"One of {len(ranks)} ranks, {ranks[0]} to {ranks[-1]}, did not set up their process group with rank "
+            f"{rank} within {timeout_seconds:g} seconds: it ended, or has not reached the set-up. ({error})"
+        ) from error
+    link = links.link(ranks) if links else None
+    one = len(ranks) == 1
+    return {axis: ALONE if one else Group(made, ranks.index(rank), len(ranks), link) for axis in planned.axes}

@@ -1,41 +1,25 @@
 """Links between ranks: they join ranks of one host alone, in the order of the group, and no stranger."""
 
+import socket
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tk.parallel import link_factory
+from tk.parallel import meeting
 from tk.parallel.collectives import all_reduce
-from tk.parallel.link_factory import LinkFactory, host_identity
+from tk.parallel.link_factory import _HELLO, LinkFactory
 from tk.parallel.local_link import LinkLost
+from tk.parallel.meeting import Meeting
 from tk.parallel.mesh import Group
 from tk.tests.rank_pool import RankPool
-
-
-def identify() -> str:
-    """Returns this process's host identity."""
-    assert host_identity() == host_identity()
-    return host_identity().hex()
-
-
-def test_processes_of_one_host_have_one_identity(rank_pool: RankPool) -> None:
-    identities = rank_pool.run(identify, 2)
-    assert identities == [host_identity().hex()] * 2
-    assert len(host_identity()) == 16
-
-
-def test_a_system_without_an_identity_shares_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_factory, "_NAMESPACES", ("/proc/self/ns/none",))
-    assert host_identity() != host_identity()
-    assert len(host_identity()) == 16
 
 
 def connect_some() -> list[list[int]]:
     """Connects ranks 2 and 0 of three, in this order, then all; returns the places of the peers in each link."""
     places = []
-    with LinkFactory(timeout=20.0) as links:
+    with LinkFactory(Meeting(), timeout=20.0) as links:
         for ranks in ([2, 0], [0, 1, 2]):
             link = links.link(ranks)
             assert (link is None) == (links.rank not in ranks)
@@ -52,7 +36,7 @@ def test_a_link_joins_the_ranks_of_its_group_alone(rank_pool: RankPool) -> None:
 
 def leave_late() -> list[float]:
     """Connects two ranks, of which rank 0 takes half a second longer; returns the time before and after it left."""
-    with LinkFactory(timeout=20.0) as links:
+    with LinkFactory(Meeting(), timeout=20.0) as links:
         links.link([0, 1])
         if links.rank == 0:
             time.sleep(0.5)
@@ -67,22 +51,35 @@ def test_ranks_leave_the_factory_together(rank_pool: RankPool) -> None:
 
 def connect_hosts() -> list[bool]:
     """Places rank 2 on another host; returns whether each of two groups has a link."""
-    original = link_factory.host_identity
-    link_factory.host_identity = lambda: bytes([dist.get_rank() // 2]) * 16
+    original = meeting.host_identity
+    meeting.host_identity = lambda: bytes([dist.get_rank() // 2]) * 16
     try:
-        with LinkFactory(timeout=20.0) as links:
+        with LinkFactory(Meeting(), timeout=20.0) as links:
             return [links.link(ranks) is not None for ranks in ([0, 1], [1, 2])]
     finally:
-        link_factory.host_identity = original
+        meeting.host_identity = original
 
 
 def test_ranks_of_different_hosts_have_no_link(rank_pool: RankPool) -> None:
     assert rank_pool.run(connect_hosts, 3) == [[True, False], [True, False], [False, False]]
 
 
+def connect_one_way() -> bool:
+    """Lets rank 1 not reach rank 0, which reaches rank 1; returns whether they have a link."""
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 1:
+            patch.setattr(LinkFactory, "_can_reach", lambda links, rank: rank != 0)
+        with LinkFactory(Meeting(), timeout=20.0) as links:
+            return links.link([0, 1]) is not None
+
+
+def test_both_ranks_must_reach_each_other(rank_pool: RankPool) -> None:
+    assert rank_pool.run(connect_one_way, 2) == [False, False]
+
+
 def wait_for_a_rank_that_does_not_connect() -> str:
     """Returns the error of rank 0, whose peer does not ask for the link."""
-    with LinkFactory(timeout=0.1) as links:
+    with LinkFactory(Meeting(), timeout=0.1) as links:
         if links.rank == 1:
             return ""
         start = time.monotonic()
@@ -99,16 +96,12 @@ def test_a_rank_that_does_not_connect_is_named(rank_pool: RankPool) -> None:
 
 def connect_without_secret() -> bool:
     """Connects rank 1 to rank 0 with a wrong secret first, then with the right one; returns whether the link works."""
-    with LinkFactory(timeout=20.0) as links:
+    with LinkFactory(Meeting(), timeout=20.0) as links:
         if links.rank == 1:
-            record = links._records[0]
-            links._records[0] = record[:32] + bytes(16)
-            links._num_links += 1
-            stranger = links._connect(0, 1)
-            links._num_links -= 1
-            links._records[0] = record
-            link = links.link([0, 1])
-            stranger.close()
+            with socket.socket(socket.AF_UNIX) as stranger:
+                stranger.connect(links._address(0))
+                stranger.sendall(_HELLO.pack(bytes(16), 1, 1))
+                link = links.link([0, 1])
         else:
             link = links.link([0, 1])
     assert link is not None

@@ -24,6 +24,7 @@ from tk.parallel.collectives import (
 )
 from tk.parallel.link_factory import LinkFactory
 from tk.parallel.local_link import LinkLost
+from tk.parallel.meeting import Meeting
 from tk.parallel.mesh import Group, Mesh, join_world
 from tk.parallel.point_to_point import Receive, Send, exchange
 from tk.tests.rank_pool import RankPool
@@ -99,7 +100,7 @@ def test_nothing_stops_when_sockets_are_full(rank_pool: RankPool) -> None:
 
 def lose_peer(how: str) -> str:
     """Returns the error that rank 0 receives when rank 1 closes its connections or sends nothing."""
-    with LinkFactory(timeout=1.0) as links:
+    with LinkFactory(Meeting(), timeout=1.0) as links:
         link = links.link([0, 1])
     assert link is not None
     group = Group(dist.group.WORLD, dist.get_rank(), 2, link)

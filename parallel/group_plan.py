@@ -1,0 +1,117 @@
+"""The groups of one rank in a layout, as plain data: the ranks of each, and the work to make all of them at start.
+
+In every group are the ranks whose numbers along the other axes are equal. An example: pp 2, dp 4 with a shard_size of 2
+(replicate 2 x shard 2), tp 2, and the groups of rank 0, which only their members make:
+
+    replicate, shard      0,0     0,1     1,0     1,1        pp          0 8
+    pp 0                  0 1     2 3     4 5     6 7        replicate   0 4
+    pp 1                  8 9    10 11   12 13   14 15       shard       0 2
+    (the ranks of tp 0 and 1 beside each other)              tp          0 1
+
+In every round each rank makes one group, alone if it must: torch names a group after its ranks and after the number of
+groups that the rank has made before, so members with different numbers would wait for each other for ever.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from ..core.layout import Layout
+
+Axis: TypeAlias = Literal["pp", "replicate", "shard", "tp", "kv_heads", "embedding_group"]
+# Who orders the operations of a group. Axes whose groups have the same ranks share one group only within an order:
+# messages of one group are matched by their order, and buckets are exchanged while layers are computed.
+_ORDERS: Final[dict[Axis, str]] = {
+    "pp": "the schedule of the pipeline",
+    "replicate": "the exchange of buckets",
+    "shard": "the exchange of buckets",
+    "tp": "the layers",
+    "kv_heads": "the layers",
+    "embedding_group": "the exchange of buckets",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedGroup:
+    """A group that a rank makes together with the group's other members.
+
+    Attributes:
+        ranks: the global ranks of the group, ascending.
+        axes: the axes of the mesh along which it is this rank's group.
+    """
+
+    ranks: tuple[int, ...]
+    axes: tuple[Axis, ...]
+
+
+def plan_groups(layout: Layout, num_kv_heads: int, tied: bool, rank: int) -> tuple[PlannedGroup, ...]:
+    """Returns the groups that a rank makes, in order: one for each round, in which all ranks of the world make one.
+
+    Args:
+        layout: the numbers of ranks along each axis.
+        num_kv_heads: the number of kv heads of the whole model.
+        tied: whether embedding and head are one tensor.
+        rank: the global rank.
+    """
+    found: dict[tuple[str, tuple[int, ...]], list[Axis]] = {}
+    for axis, ranks in _ranks_by_axis(layout, num_kv_heads, tied, rank):
+        found.setdefault((_ORDERS[axis], ranks), []).append(axis)
+    return tuple(PlannedGroup(ranks, tuple(axes)) for (_, ranks), axes in found.items())
+
+
+def _ranks_by_axis(layout: Layout, num_kv_heads: int, tied: bool, rank: int) -> Iterable[tuple[Axis, tuple[int, ...]]]:
+    """Yields the ranks of each of a rank's groups; no axis along which every rank of the world is alone."""
+    tp, shards = layout.tp, layout.group_size
+    strides: dict[Axis, tuple[int, int]] = {  # the distance of neighbours along an axis, and the number of ranks
+        "pp": (layout.stage_size, layout.pp),
+        "replicate": (shards * tp, layout.data // shards),
+        "shard": (tp, shards),
+        "tp": (1, tp),
+        "kv_heads": (1, max(1, tp // num_kv_heads)),
+    }
+    for axis, (stride, size) in strides.items():
+        if size > 1:
+            first = rank - rank // stride % size * stride
+            yield axis, tuple(range(first, first + size * stride, stride))
+    if tied and layout.pp > 1:
+        stride, pp = layout.stage_size, layout.coordinates(rank).pp
+        first = rank - pp * stride
+        yield "embedding_group", (first, first + (layout.pp - 1) * stride) if pp in (0, layout.pp - 1) else (rank,)
+
+
+@dataclass(frozen=True, slots=True)
+class StartWork:
+    """The work of one rank to make its groups over gloo, beside that of torch within a group.
+
+    Attributes:
+        groups: the process groups that it makes.
+        collectives: the collectives of all ranks: to meet, to know that all listen and have probed, to leave together.
+        requests: the requests to the store.
+        probes: the connections that try whether a rank of the host can be reached.
+        connections: the sockets of its links.
+    """
+
+    groups: int
+    collectives: int
+    requests: int
+    probes: int
+    connections: int
+
+
+def start_work(plan: Iterable[PlannedGroup], world: range, host: range) -> StartWork:
+    """Returns the work of a rank at start.
+
+    Args:
+        plan: the groups of the rank.
+        world: all ranks.
+        host: the ranks of the rank's host.
+    """
+    sets = [group.ranks for group in plan]
+    linked = [ranks for ranks in (*sets, world) if all(rank in host for rank in (ranks[0], ranks[-1]))]
+    return StartWork(
+        groups=len(sets),
+        collectives=4,
+        requests=4 + len(host) + len(host) - 1,
+        probes=len(host) - 1,
+        connections=sum(len(ranks) - 1 for ranks in linked),
+    )

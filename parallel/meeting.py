@@ -1,0 +1,81 @@
+"""The meeting of all ranks before some of them make groups, and how the ranks of one host find each other.
+
+Ranks of one host leave records under the host's identity in the store of torch's default process group. So a rank reads
+as many records as its host has ranks, however many the world has.
+"""
+
+import hashlib
+import os
+import secrets
+from pathlib import Path
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+_NAMESPACES: Final = ("/proc/self/ns/pid", "/proc/self/ns/net")
+_WORD_BITS: Final = 62  # random bits in one element of the agreement
+_NUM_WORDS: Final = 4
+
+
+def host_identity() -> bytes:
+    """Returns 16 bytes that only the processes of one container on one host share.
+
+    They are random, and so shared with no other process, if the system does not reveal its identity.
+    """
+    try:
+        names = [_BOOT.read_text().strip(), *(str(os.stat(path).st_ino) for path in _NAMESPACES)]
+    except OSError:
+        return secrets.token_bytes(16)
+    return hashlib.sha256(" ".join(names).encode()).digest()[:16]
+
+
+class Meeting:
+    """A meeting of all ranks of the default process group; every rank constructs it, and calls the same methods.
+
+    After it, groups may be made by their members only. torch names such a group after its ranks and the number of
+    groups that the rank has made before, which a user's own groups make different; so ranks with fewer groups make some
+    more in which they are alone.
+
+    Attributes:
+        rank: this rank.
+        secret: 16 bytes that only the ranks know, and that differ from meeting to meeting.
+    """
+
+    def __init__(self) -> None:
+        self.rank = dist.get_rank()
+        device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+        count = len(dist.distributed_c10d._world.pg_names)
+        words = [secrets.randbits(_WORD_BITS) if self.rank == 0 else 0 for _ in range(_NUM_WORDS)]
+        agreed = torch.tensor([count, *words], device=device)
+        dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
+        most, *words = agreed.tolist()
+        for _ in range(most - count):
+            dist.new_group([self.rank], backend="gloo", use_local_synchronization=True)
+        drawn = " ".join(map(str, words))
+        self.secret = hashlib.sha256(f"secret {drawn}".encode()).digest()[:16]
+        world = dist.group.WORLD
+        assert world is not None
+        name = hashlib.sha256(f"name {drawn}".encode()).hexdigest()
+        self._store = PrefixStore(f"tk/meeting/{name}", world.get_group_store())
+
+    def host_ranks(self) -> list[int]:
+        """Returns the ranks of this rank's host and container, ascending, once all ranks of the world have called it.
+
+        It is called once.
+        """
+        here = host_identity().hex()
+        self._store.set(f"{here}/{self._store.add(here, 1)}", str(self.rank))
+        dist.barrier()
+        return sorted(int(self._store.get(f"{here}/{number + 1}")) for number in range(self._store.add(here, 0)))
+
+    def exchange(self, mine: str, ranks: list[int]) -> dict[int, str]:
+        """Returns the texts of some ranks, this one among them, once all ranks of the world have called it.
+
+        It is called once.
+        """
+        self._store.set(f"of/{self.rank}", mine)
+        dist.barrier()
+        return {rank: mine if rank == self.rank else self._store.get(f"of/{rank}").decode() for rank in ranks}
