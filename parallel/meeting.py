@@ -46,10 +46,10 @@ class Meeting:
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
-        device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+        self._device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
         count = len(dist.distributed_c10d._world.pg_names)
         words = [secrets.randbits(_WORD_BITS) if self.rank == 0 else 0 for _ in range(_NUM_WORDS)]
-        agreed = torch.tensor([count, *words], device=device)
+        agreed = torch.tensor([count, *words], device=self._device)
         dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
         most, *words = agreed.tolist()
         for _ in range(most - count):
@@ -68,7 +68,7 @@ class Meeting:
         """
         here = host_identity().hex()
         self._store.set(f"{here}/{self._store.add(here, 1)}", str(self.rank))
-        dist.barrier()
+        self._wait()
         return sorted(int(self._store.get(f"{here}/{number + 1}")) for number in range(self._store.add(here, 0)))
 
     def exchange(self, mine: str, ranks: list[int]) -> dict[int, str]:
@@ -77,5 +77,11 @@ class Meeting:
         It is called once.
         """
         self._store.set(f"of/{self.rank}", mine)
-        dist.barrier()
+        self._wait()
         return {rank: mine if rank == self.rank else self._store.get(f"of/{rank}").decode() for rank in ranks}
+
+    def _wait(self) -> None:
+        """Waits until all ranks of the world call it."""
+        come = torch.ones(1, device=self._device)
+        dist.all_reduce(come)
+        come.item()  # NCCL only enqueues a collective
