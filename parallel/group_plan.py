@@ -51,7 +51,7 @@ def plan_groups(layout: Layout, num_kv_heads: int, tied: bool, rank: int) -> tup
         layout: the numbers of ranks along each axis.
         num_kv_heads: the number of kv heads of the whole model.
         tied: whether embedding and head are one tensor.
-        rank: the global rank.
+        rank: the rank that makes them, by its number in the world.
     """
     found: dict[tuple[str, tuple[int, ...]], list[Axis]] = {}
     for axis, ranks in _ranks_by_axis(layout, num_kv_heads, tied, rank):
@@ -103,7 +103,7 @@ def start_work(plan: Iterable[PlannedGroup], world: range, host: range) -> Start
 
     Args:
         plan: the groups of the rank.
-        world: all ranks.
+        world: the ranks of the run.
         host: the ranks of the rank's host.
     """
     sets = [group.ranks for group in plan]
