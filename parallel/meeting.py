@@ -40,7 +40,7 @@ class Meeting:
     more in which they are alone.
 
     Attributes:
-        rank: this rank.
+        rank: the number of this process in the default process group.
         secret: 16 bytes that only the ranks know, and that differ from meeting to meeting.
     """
 
