@@ -10,6 +10,10 @@ from typing import Any
 
 import torch
 
+from ..parallel.collectives import all_reduce
+from ..parallel.functions import leave_block
+from ..parallel.mesh import ALONE, Group
+
 
 class RouterBalance:
     """The load-balancing loss of the routers of one stage in one micro-batch; an argument of `Decoder.forward`.
@@ -24,19 +28,30 @@ class RouterBalance:
             global batch), times the loss scale if there is one; 0 only measures the loss.
         counted_BL: bool, the tokens that count; None for all. A sequence without such tokens has loss 0.
         record_routing: whether to compute the checksum that `routing` returns.
+        places_BL: int64, the index of each token in its sequence; None if the sequences are whole.
+        cp: the ranks that have the sequences' other tokens.
     """
 
-    def __init__(self, weight: float, counted_BL: torch.Tensor | None = None, record_routing: bool = False) -> None:
+    def __init__(
+        self,
+        weight: float,
+        counted_BL: torch.Tensor | None = None,
+        record_routing: bool = False,
+        places_BL: torch.Tensor | None = None,
+        cp: Group = ALONE,
+    ) -> None:
         self.weight = weight
         self.counted_BL = counted_BL
         self.record_routing = record_routing
+        self.places_BL = places_BL
+        self.cp = cp
         self._losses: dict[int, torch.Tensor] = {}
         self._routing: dict[int, torch.Tensor] = {}
 
     def on_routing(self, layer: int, chosen_BLK: torch.Tensor) -> None:
         """Records the experts that a layer chose for its tokens, if routing is recorded."""
         if self.record_routing:
-            self._routing[layer] = routing_checksum(layer, chosen_BLK, self.counted_BL)
+            self._routing[layer] = routing_checksum(layer, chosen_BLK, self.counted_BL, self.places_BL)
 
     def attach(
         self, layer: int, y_ND: torch.Tensor, loss: torch.Tensor, num_layers: int, num_ranks: int
@@ -51,15 +66,16 @@ class RouterBalance:
             num_ranks: the number of tensor-parallel ranks; the gradients of routers are summed over them, so each
                 rank contributes an equal share.
         """
-        self._losses[layer] = loss.detach().double() / num_layers  # by layer, since recomputation sets it again
+        # by layer, since recomputation sets it again
+        self._losses[layer] = loss.detach().double() / num_layers / self.cp.size
         attached: torch.Tensor = _Attach.apply(y_ND, loss, self.weight / num_layers / num_ranks)  # type: ignore[no-untyped-call]
         return attached
 
     def total(self) -> torch.Tensor | float:
         """Returns the loss summed over sequences and this stage's layers, an fp64 scalar without a gradient.
 
-        It is the same on all tensor-parallel ranks. Its sum over pipeline stages and data-parallel ranks, times
-        `weight`, is its part of the training loss.
+        It is the same on all tensor-parallel ranks, and an equal share of it on each context-parallel one. Its sum over
+        pipeline stages, data-parallel and context-parallel ranks, times `weight`, is its part of the training loss.
         """
         return sum(self._losses.values())
 
@@ -83,34 +99,56 @@ class _Attach(torch.autograd.Function):
 
 
 def balancing_loss(
-    probabilities_BLE: torch.Tensor, chosen_BLK: torch.Tensor, counted_BL: torch.Tensor | None = None
+    probabilities_BLE: torch.Tensor,
+    chosen_BLK: torch.Tensor,
+    counted_BL: torch.Tensor | None = None,
+    cp: Group = ALONE,
 ) -> torch.Tensor:
     """Returns one layer's loss, summed over sequences, fp32.
+
+    Its gradient is that of this rank's probabilities: over context-parallel ranks, sums come before their product.
 
     Args:
         probabilities_BLE: fp32, the probabilities of all experts.
         chosen_BLK: int64, the experts that were chosen for each token.
         counted_BL: bool, the tokens that count; None for all.
+        cp: the ranks that have the sequences' other tokens.
     """
     num_experts = probabilities_BLE.shape[-1]
     counted_BL = chosen_BLK.new_ones(chosen_BLK.shape[:-1]) if counted_BL is None else counted_BL
     counted_BL = counted_BL.long()
-    num_counted_B1 = counted_BL.sum(dim=-1, keepdim=True).clamp_min(1)
+    num_counted_B1 = counted_BL.sum(dim=-1, keepdim=True)
     sent_BE = chosen_BLK.new_zeros(len(chosen_BLK), num_experts).scatter_add_(
         1, chosen_BLK.flatten(1), counted_BL.repeat_interleave(chosen_BLK.shape[-1], dim=-1)
     )  # counts in whole numbers, since a sum of many small shares would lose precision
-    sums_BE = (probabilities_BLE * counted_BL.unsqueeze(-1)).sum(dim=1)
+    sums_BE = leave_block((probabilities_BLE * counted_BL.unsqueeze(-1)).sum(dim=1), cp)
+    if cp.size > 1:
+        num_counted_B1, sent_BE = all_reduce(torch.cat((num_counted_B1, sent_BE), 1), cp).split((1, num_experts), 1)
+    num_counted_B1 = num_counted_B1.clamp_min(1)
     return num_experts * ((sent_BE / num_counted_B1) * (sums_BE / num_counted_B1)).sum()
 
 
-def routing_checksum(layer: int, chosen_BLK: torch.Tensor, counted_BL: torch.Tensor | None = None) -> torch.Tensor:
+def routing_checksum(
+    layer: int,
+    chosen_BLK: torch.Tensor,
+    counted_BL: torch.Tensor | None = None,
+    places_BL: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Returns a checksum of the experts that a layer chose, a whole number as an fp64 scalar.
 
     It is the sum over tokens and their experts of a 20-bit hash of layer, position and expert. The sum is exact up to
     2^33 terms, and so the same on every layout.
+
+    Args:
+        layer: its number in the whole model.
+        chosen_BLK: int64, the experts that were chosen for each token.
+        counted_BL: bool, the tokens that count; None for all.
+        places_BL: int64, the index of each token in its sequence; None if the sequences are whole.
     """
-    positions_L1 = torch.arange(chosen_BLK.shape[1], device=chosen_BLK.device).unsqueeze(-1)
-    mixed_BLK = chosen_BLK * 0x9E3779B1 + positions_L1 * 0x85EBCA77 + layer * 0xC2B2AE3D  # odd constants of xxHash
+    places_BL = torch.arange(chosen_BLK.shape[1], device=chosen_BLK.device) if places_BL is None else places_BL
+    mixed_BLK = (
+        chosen_BLK * 0x9E3779B1 + places_BL.unsqueeze(-1) * 0x85EBCA77 + layer * 0xC2B2AE3D
+    )  # odd constants of xxHash
     mixed_BLK = (mixed_BLK ^ (mixed_BLK >> 15)) * 0x27D4EB2F
     bits_BLK = (mixed_BLK ^ (mixed_BLK >> 13)) & 0xFFFFF
     if counted_BL is not None:

@@ -47,7 +47,7 @@ class MixtureOfExperts(nn.Module):
         probabilities_BLE = choice.probabilities_TE.unflatten(0, x_ND.shape[:-1])
         chosen_BLK = choice.chosen_TK.unflatten(0, x_ND.shape[:-1])
         balance.on_routing(self.layer, chosen_BLK)
-        loss = balancing_loss(probabilities_BLE, chosen_BLK, balance.counted_BL)
+        loss = balancing_loss(probabilities_BLE, chosen_BLK, balance.counted_BL, balance.cp)
         return balance.attach(self.layer, y_ND, loss, self.num_sparse_layers, self.tp.size)
 
     def _sum_of_experts(self, x_TD: torch.Tensor, choice: ExpertChoice) -> torch.Tensor:

@@ -15,8 +15,9 @@ from tk.model.balance import RouterBalance, balancing_loss, routing_checksum
 from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
 from tk.model.loading import load_weights
+from tk.parallel.collectives import all_reduce
 from tk.parallel.layers import LayerContext
-from tk.parallel.mesh import ALONE, Mesh
+from tk.parallel.mesh import ALONE, Mesh, join_world
 from tk.tests.model.architectures import ENTRIES
 from tk.tests.model.decoders import (
     BATCH,
@@ -40,6 +41,31 @@ def compare_at_tp() -> None:
     for name in SPARSE:
         for sequence_parallel in (False, True):
             compare_with_one_process(mesh, name, balance_weight=0.5, sequence_parallel=sequence_parallel)
+
+
+def compare_at_cp() -> None:
+    """Deals the tokens of sequences in turn; a sequence has fewer that count on rank 0 than on rank 1."""
+    group = join_world()
+    generator = torch.Generator().manual_seed(3)
+    probabilities = (2 * torch.randn(3, 20, 6, generator=generator)).softmax(dim=-1)
+    counted = torch.ones(3, 20, dtype=torch.bool)
+    counted[0, 5:] = counted[1] = False
+    counted[2, ::2] = False
+    leaf = probabilities.clone().requires_grad_()
+    chosen = probabilities.topk(2, dim=-1).indices
+    expected = balancing_loss(leaf, chosen, counted)
+    (expected_grad,) = torch.autograd.grad(expected, leaf)
+    mine = torch.arange(group.rank, 20, group.size)
+    part = probabilities[:, mine].requires_grad_()
+    balance = RouterBalance(0.5, counted[:, mine], True, mine.expand(3, -1), group)
+    loss = balancing_loss(part, chosen[:, mine], balance.counted_BL, group)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(torch.autograd.grad(loss, part)[0], expected_grad[:, mine])
+    balance.on_routing(4, chosen[:, mine])
+    balance.attach(4, part, loss, 1, 1)
+    sums = all_reduce(torch.tensor([float(balance.routing()), float(balance.total())], dtype=torch.float64), group)
+    assert sums[0] == routing_checksum(4, chosen, counted)
+    assert sums[1] == pytest.approx(float(expected), rel=1e-6), "no multiple of it"
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -113,6 +139,11 @@ def _as_stored(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor]:
 
 def test_gradients_at_tp_equal_one_process(rank_pool: RankPool) -> None:
     rank_pool.run(compare_at_tp, 2)
+
+
+@pytest.mark.parametrize("cp", [2, 4])
+def test_sequences_over_context_parallel_ranks_are_whole_ones(rank_pool: RankPool, cp: int) -> None:
+    rank_pool.run(compare_at_cp, cp)
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
