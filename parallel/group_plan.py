@@ -18,13 +18,14 @@ from typing import Final, Literal, TypeAlias
 
 from ..core.layout import Layout
 
-Axis: TypeAlias = Literal["pp", "replicate", "shard", "tp", "kv_heads", "embedding_group"]
+Axis: TypeAlias = Literal["pp", "replicate", "shard", "cp", "tp", "kv_heads", "embedding_group"]
 # Who orders the operations of a group. Axes whose groups have the same ranks share one group only within an order:
 # messages of one group are matched by their order, and buckets are exchanged while layers are computed.
 _ORDERS: Final[dict[Axis, str]] = {
     "pp": "the schedule of the pipeline",
     "replicate": "the exchange of buckets",
     "shard": "the exchange of buckets",
+    "cp": "the layers",
     "tp": "the layers",
     "kv_heads": "the layers",
     "embedding_group": "the exchange of buckets",
@@ -66,6 +67,7 @@ def _ranks_by_axis(layout: Layout, num_kv_heads: int, tied: bool, rank: int) -> 
         "pp": (layout.stage_size, layout.pp),
         "replicate": (shards * tp, layout.data // shards),
         "shard": (tp, shards),
+        "cp": (tp, layout.cp),
         "tp": (1, tp),
         "kv_heads": (1, max(1, tp // num_kv_heads)),
     }

@@ -91,6 +91,7 @@ class Mesh:
         shard: the ranks over which one copy of the optimizer state is sharded.
         tp: the ranks that share this rank's layers.
         kv_heads: the ranks that hold the same kv heads, if tp exceeds the number of kv heads; else ALONE.
+        cp: the ranks that compute the other positions of this rank's rows.
         embedding_group: the first and the last stage of this rank's pipeline, if both hold the tied embedding and this
             rank is one of them; else ALONE.
     """
@@ -103,6 +104,7 @@ class Mesh:
     shard: Group
     tp: Group
     kv_heads: Group = ALONE
+    cp: Group = ALONE
     embedding_group: Group = ALONE
 
     def sharers(self, family: TensorFamily) -> tuple[Group, Group]:
@@ -140,8 +142,8 @@ class Mesh:
         world = dist.get_world_size()
         if world != layout.world_size:
             raise ParallelError(
-                f"The layout pp x dp x tp = {layout.pp} x {layout.dp} x {layout.tp} needs {layout.world_size} ranks, "
-                f"but {world} were started."
+                f"The layout pp x dp x cp x tp = {layout.pp} x {layout.dp} x {layout.cp} x {layout.tp} needs "
+                f"{layout.world_size} ranks, but {world} were started."
             )
         rank, meeting = dist.get_rank(), Meeting()
         found: dict[str, Group] = {}
@@ -161,6 +163,7 @@ class Mesh:
             shard=found.get("shard", ALONE),
             tp=found.get("tp", ALONE),
             kv_heads=found.get("kv_heads", ALONE),
+            cp=found.get("cp", ALONE),
             embedding_group=found.get("embedding_group", ALONE),
         )
 

@@ -21,7 +21,8 @@ SIZES = st.sampled_from([1, 2, 3, 4])
 def layouts(draw: st.DrawFn) -> Layout:
     shards = draw(SIZES)
     replicas = draw(SIZES)
-    return Layout(draw(SIZES), draw(SIZES), shards * replicas, shard_size=shards, zero=draw(st.sampled_from([0, 2])))
+    tp, pp, cp, zero = draw(SIZES), draw(SIZES), draw(st.sampled_from([1, 2])), draw(st.sampled_from([0, 2]))
+    return Layout(tp, pp, shards * replicas, cp, shard_size=shards, zero=zero)
 
 
 @settings(deadline=None)

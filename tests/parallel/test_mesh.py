@@ -13,7 +13,7 @@ from tk.parallel.collectives import all_gather
 from tk.parallel.mesh import ALONE, Group, Mesh, cpu_shard_group, join_world
 from tk.tests.rank_pool import RankPool
 
-AXES = ("world", "pp", "replicate", "shard", "tp", "kv_heads", "embedding_group")
+AXES = ("world", "pp", "replicate", "shard", "cp", "tp", "kv_heads", "embedding_group")
 EVERY = [[0, 1, 2, 3]] * 4
 EACH = [[0], [1], [2], [3]]
 NEIGHBOURS = [[0, 1], [0, 1], [2, 3], [2, 3]]
@@ -41,6 +41,8 @@ def members(layout: dict[str, Any], num_kv_heads: int, tied: bool) -> dict[str, 
         ({"tp": 2, "dp": 2, "zero": 0}, 4, False, {"tp": NEIGHBOURS, "replicate": APART}),
         ({"tp": 2, "dp": 2, "zero": 1}, 4, False, {"tp": NEIGHBOURS, "shard": APART}),
         ({"dp": 4, "zero": 3, "shard_size": 2}, 4, False, {"shard": NEIGHBOURS, "replicate": APART}),
+        ({"cp": 2, "tp": 2}, 4, False, {"cp": APART, "tp": NEIGHBOURS, "replicate": APART}),
+        ({"dp": 2, "cp": 2, "zero": 2}, 4, False, {"cp": NEIGHBOURS, "shard": EVERY}),
         ({"pp": 2, "tp": 2}, 4, False, {"pp": APART, "tp": NEIGHBOURS}),
         ({"pp": 2, "tp": 2}, 4, True, {"pp": APART, "tp": NEIGHBOURS, "embedding_group": APART}),
         ({"pp": 4}, 4, True, {"pp": EVERY, "embedding_group": [[0, 3], [1], [2], [0, 3]]}),
@@ -63,7 +65,7 @@ def build_for_too_many() -> str:
 
 
 def test_a_layout_of_another_number_of_ranks_is_refused(rank_pool: RankPool) -> None:
-    message = "The layout pp x dp x tp = 1 x 2 x 4 needs 8 ranks, but 2 were started."
+    message = "The layout pp x dp x cp x tp = 1 x 2 x 1 x 4 needs 8 ranks, but 2 were started."
     assert rank_pool.run(build_for_too_many, 2) == [message] * 2
 
 
