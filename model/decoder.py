@@ -15,6 +15,7 @@ from torch import nn
 from ..core.errors import ParallelError
 from ..core.layout import Stage
 from ..core.local_params import LocalParam
+from ..parallel.head_loss import HeadLoss
 from ..parallel.layers import LayerContext
 from ..parallel.wide_sums import embedding
 from .attention import Attend, Attention
@@ -177,6 +178,24 @@ class Decoder(nn.Module):
         """
         assert self.lm_head is not None
         return self.lm_head(x_ND)  # type: ignore[no-any-return]
+
+    def loss(
+        self, x_BLD: torch.Tensor, targets_BL: torch.Tensor, factor: float = 1.0, backward_follows: bool = True
+    ) -> torch.Tensor:
+        """Returns the summed cross entropy of the logits, which are made block by block only; the last stage only.
+
+        Args:
+            x_BLD: the last stage's hidden states, as for `logits`.
+            targets_BL: int64 [B, L], whole under sequence parallelism, too; IGNORED where there is none.
+            factor: the factor of the sum.
+            backward_follows: whether backward is the next pass; see parallel/head_loss.py.
+
+        Returns:
+            An fp64 scalar, the same on every tensor-parallel rank.
+        """
+        assert self.lm_head is not None
+        loss = HeadLoss(targets_BL, self.config.vocab_size, factor, backward_follows)
+        return self.lm_head(x_BLD, loss)  # type: ignore[no-any-return]
 
     def local_params(self) -> tuple[LocalParam, ...]:
         """Returns the stage's parameters on this rank with the parts of tensors that they hold, in forward order."""

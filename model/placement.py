@@ -7,7 +7,13 @@ import torch
 
 from ..core.layout import Layout, Stage
 from ..core.local_params import LocalParam, local_params
-from ..parallel.layers import ColumnParallelLinear, LayerContext, RowParallelLinear, VocabParallelEmbedding
+from ..parallel.layers import (
+    ColumnParallelLinear,
+    LayerContext,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    VocabParallelHead,
+)
 from .norm import LayerNorm, RMSNorm
 from .recompute import Recompute
 from .spec import EMBEDDING, HEAD, DecoderSpec
@@ -87,7 +93,7 @@ class Placement:
         rows, features = self.shapes[EMBEDDING]
         return VocabParallelEmbedding(rows, features, self.context)
 
-    def head(self, embedding: VocabParallelEmbedding | None) -> ColumnParallelLinear:
+    def head(self, embedding: VocabParallelEmbedding | None) -> VocabParallelHead:
         """Builds the output head, which no architecture transposes.
 
         It has the weight of `embedding` if the two are tied and on one stage.
@@ -95,7 +101,7 @@ class Placement:
         tied = None if HEAD in self.shapes or embedding is None else embedding.weight
         rows, features = self.shapes[HEAD] if tied is None else tied.shape
         device = self.context.device if tied is None else torch.device("meta")
-        head = ColumnParallelLinear(features, rows, replace(self.context, device=device))
+        head = VocabParallelHead(features, rows, replace(self.context, device=device))
         head.weight = head.weight if tied is None else tied
         return head
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from .functions import leave_block
+from .head_loss import HeadLoss, head_loss
 from .linear import Activation, ParallelProduct
 from .mesh import Group
 from .weight_grads import WeightGradQueue
@@ -72,6 +73,14 @@ class ColumnParallelLinear(nn.Module):
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
         """Maps [..., D], replicated (or split along dim -2), to [..., F], split along dim -1."""
         return self.product(x_ND, self.weight, self.bias)
+
+
+class VocabParallelHead(ColumnParallelLinear):
+    """A language model's head: a column-parallel layer whose output are logits, or their loss without them."""
+
+    def forward(self, x_ND: torch.Tensor, loss: HeadLoss | None = None) -> torch.Tensor:
+        """Maps [..., D], replicated (or split along dim -2), to this rank's logits [..., F], or to their loss."""
+        return self.product(x_ND, self.weight) if loss is None else head_loss(x_ND, self.weight, self.product, loss)
 
 
 class RowParallelLinear(nn.Module):

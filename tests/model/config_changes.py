@@ -22,7 +22,7 @@ from tk.model.stored_config import stored_config
 from tk.parallel.layers import LayerContext
 from tk.parallel.mesh import ALONE
 from tk.tests.model.architectures import LENGTH, VOCAB
-from tk.train.engine.loss import causal_attention
+from tk.train.engine.attention import causal_attention
 
 Change = Mapping[str, Any]
 ABSENT: Final = object()  # the value of a key that a change takes out

@@ -11,11 +11,10 @@ from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
 from tk.model.init import initialize_weights
 from tk.parallel.collectives import all_reduce
-from tk.parallel.cross_entropy import vocab_parallel_cross_entropy
 from tk.parallel.layers import LayerContext
 from tk.parallel.mesh import ALONE, Group, Mesh
 from tk.tests.model.architectures import ENTRIES, VOCAB
-from tk.train.engine.loss import causal_attention
+from tk.train.engine.attention import causal_attention
 from tk.train.engine.stages import StagePass
 from tk.train.zero.states.pinned_copies import PinnedCopies
 
@@ -46,15 +45,20 @@ def tokens() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def loss_of(decoder: Decoder, hidden_BLD: torch.Tensor) -> torch.Tensor:
     """Returns the mean loss on the targets, from the last stage's hidden states."""
-    logits = decoder.logits(hidden_BLD).flatten(0, 1)
-    return vocab_parallel_cross_entropy(logits, tokens()[2].flatten(), VOCAB, decoder.tp).mean()
+    targets_BL = tokens()[2]
+    return decoder.loss(hidden_BLD, targets_BL, 1 / targets_BL.numel())
 
 
 def whole_loss(
-    decoder: Decoder, tokens_BL: torch.Tensor, targets_BL: torch.Tensor, documents: tuple[int, ...] = ()
+    decoder: Decoder,
+    tokens_BL: torch.Tensor,
+    targets_BL: torch.Tensor,
+    documents: tuple[int, ...] = (),
+    loss_waits: bool = False,
 ) -> torch.Tensor:
     """Returns the summed loss of a micro-batch as training computes it, on a decoder of one stage."""
     stage = StagePass(decoder, CPU, PinnedCopies())
+    stage.loss_waits = loss_waits
     stage.micro_batches = [MicroBatch(tokens_BL.numpy(), targets_BL.numpy(), documents)]
     return stage.forward(0, None)
 

@@ -23,7 +23,7 @@ from tk.parallel.mesh import ALONE, Group, Mesh
 from tk.tests.model.architectures import ENTRIES, LENGTH, VOCAB
 from tk.tests.model.decoders import whole_loss
 from tk.tests.rank_pool import RankPool
-from tk.train.engine.loss import causal_attention
+from tk.train.engine.attention import causal_attention
 
 CPU = torch.device("cpu")
 SIMILAR = ("mistral", "qwen2", "qwen3")  # to those that make test saves and reshards

@@ -31,7 +31,7 @@ from tk.tests.model.decoders import (
     tokens,
 )
 from tk.tests.rank_pool import RankPool
-from tk.train.engine.loss import causal_attention
+from tk.train.engine.attention import causal_attention
 
 SPARSE = ["mixtral", "qwen3_moe"]
 

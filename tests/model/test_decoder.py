@@ -17,7 +17,7 @@ from tk.parallel.weight_grads import WeightGradQueue, run_deferred
 from tk.tests.model.architectures import ENTRIES
 from tk.tests.model.decoders import backward, build, config_of, gradients, loss_of, tokens
 from tk.tests.rank_pool import RankPool
-from tk.train.engine.loss import causal_attention
+from tk.train.engine.attention import causal_attention
 
 
 def _run(parts: Sequence[Decoder]) -> tuple[torch.Tensor, float]:

@@ -21,7 +21,7 @@ from tk.parallel.layers import LayerContext
 from tk.parallel.mesh import ALONE, Group, Mesh
 from tk.tests.model.decoders import whole_loss
 from tk.tests.rank_pool import RankPool
-from tk.train.engine.loss import causal_attention
+from tk.train.engine.attention import causal_attention
 
 CPU = torch.device("cpu")
 SHAPES: dict[str, dict[str, Any]] = {

@@ -9,7 +9,7 @@ from tk.parallel.mesh import Mesh
 from tk.tests.model.architectures import ENTRIES
 from tk.tests.model.decoders import build, compare_with_one_process, config_of, loss_of, tokens
 from tk.tests.rank_pool import RankPool
-from tk.train.engine.loss import causal_attention
+from tk.train.engine.attention import causal_attention
 
 
 def _mesh() -> Mesh:

@@ -25,7 +25,7 @@ from tk.parallel.mesh import ALONE
 from tk.tests.model.architectures import ENTRIES, VOCAB
 from tk.train.config.initial_model import resolve
 from tk.train.config.train_config import TrainConfig
-from tk.train.engine.loss import causal_attention
+from tk.train.engine.attention import causal_attention
 
 HEAD = "lm_head.weight"
 

@@ -21,7 +21,7 @@ from tk.tests.model.decoders import whole_loss
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.tests.train.run_training import run_training
-from tk.train.engine.loss import attention_within
+from tk.train.engine.attention import attention_within
 
 DOCUMENTS = ((11, 1, 14, 6), (20, 12))  # lengths by row; the longest are above the windows of 9
 LENGTH = 32

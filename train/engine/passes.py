@@ -47,7 +47,7 @@ class Passes:
             for number, decoder in enumerate(decoders)
         ]
         for stage in self.stages:
-            stage.saves_logits = config.parallel.schedule == "gpipe"
+            stage.loss_waits = config.parallel.schedule == "gpipe"
         self._executors: dict[tuple[str, int], PipelineExecutor] = {}
 
     @property

@@ -20,7 +20,7 @@ from ...parallel.weight_grads import WeightGradQueue
 from ..zero.flat_buffers import FlatBucket, FlatBuffers
 from ..zero.parameter_gather import Unit
 from ..zero.states.pinned_copies import PinnedCopies
-from .loss import attention_within, loss_sum
+from .attention import attention_within
 
 
 def build_stages(
@@ -126,8 +126,8 @@ class StagePass:
         balance_weight: see RouterBalance.
         balances: the routers' balance of each of the step's micro-batches so far.
         record_routing: whether `balances` also record the experts of each token.
-        saves_logits: whether `saving` surrounds head and loss, too, as it should where other passes are between the
-            forward pass and its backward; where none is, their memory would only go down and up.
+        loss_waits: whether other passes lie between the forward pass of a loss and its backward. Then forward keeps
+            only the head's input, within `saving`; otherwise its memory would only go down and up.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class StagePass:
         self.device = device
         self._copies = copies
         self.saving = saving
-        self.saves_logits = False
+        self.loss_waits = False
         self.micro_batches: Sequence[MicroBatch] = ()
         self.loss_factor = 1.0
         self.balance_weight = 0.0
@@ -167,8 +167,8 @@ class StagePass:
             hidden_BLD = self.decoder(tokens_BL if x is None else x, positions_BL, attend, balance)
         if not self.decoder.stage.last:
             return hidden_BLD  # type: ignore[no-any-return]
-        with self.saving(None) if self.saves_logits else nullcontext():
-            return loss_sum(self.decoder, hidden_BLD, targets_BL) * self.loss_factor
+        with self.saving(None) if self.loss_waits else nullcontext():
+            return self.decoder.loss(hidden_BLD, targets_BL, self.loss_factor, not self.loss_waits)
 
     def _balance(self, targets_BL: torch.Tensor) -> RouterBalance | None:
         """Returns the micro-batch's balance; padding rows do not count. None if the routers' loss is not needed."""

@@ -26,9 +26,10 @@ from typing import Literal
 from ...core.dtypes import FP32
 from ...core.layout import Stage
 from ...model.spec import DecoderSpec, ExpertsSpec
+from ...parallel.logits_blocks import rows_at_once
 
 INDEX = 8  # int64
-LOSS_BLOCK = 2**18  # elements on a CPU; on a GPU up to 64 MiB in fp32, see parallel/row_blocks.py
+SMALL_BLOCK = 2**18  # elements on a CPU; on a GPU up to 64 MiB in fp32, see parallel/row_blocks.py
 Recompute = Literal["none", "selective", "full"]
 
 
@@ -57,7 +58,7 @@ class PassShape:
 
 
 def stage_bytes(shape: PassShape, stage: Stage) -> int:
-    """Returns the bytes that one stage keeps for one micro-batch, without the logits."""
+    """Returns the bytes that one stage keeps for one micro-batch, without those of `head_gradient_bytes`."""
     total = sum(layer_bytes(shape, layer, shape.recompute) for layer in stage.layers) + _shared(shape, stage)
     hidden = shape.split_tokens * shape.spec.hidden_size * shape.itemsize
     return total + (_norm_bytes(shape) + 2 * hidden if stage.last else 0)
@@ -75,15 +76,15 @@ def returned_bytes(shape: PassShape, stage: Stage, deferred: int) -> int:
     return largest + _shared(shape, stage) + deferred * stage_bytes(shape, stage)
 
 
-def staying_bytes(shape: PassShape, stage: Stage, logits_move: bool) -> int:
+def staying_bytes(shape: PassShape, stage: Stage, head_moves: bool) -> int:
     """Returns the bytes of a stage's activations that stay on the device though they are offloaded.
 
-    Recomputed parts refer to the rotations as they are. The head's input stays with the logits; see
+    Recomputed parts refer to the rotations as they are. The gradient of the head's input stays; see
     train/engine/stages.py.
     """
     rotations = 0 if shape.recompute == "none" else _rotation_bytes(shape, stage)
     head_input = shape.split_tokens * shape.spec.hidden_size * shape.itemsize
-    return rotations + (head_input if stage.last and not logits_move else 0)
+    return rotations + (head_input if stage.last and not head_moves else 0)
 
 
 def _shared(shape: PassShape, stage: Stage) -> int:
@@ -97,9 +98,9 @@ def _rotation_bytes(shape: PassShape, stage: Stage) -> int:
     return 2 * shape.tokens * shape.spec.head_dim * shape.itemsize
 
 
-def kept_logits_bytes(shape: PassShape) -> int:
-    """Returns the bytes of the logits, which head and loss keep for backward."""
-    return shape.tokens * shape.vocab_rows * shape.itemsize
+def head_gradient_bytes(shape: PassShape) -> int:
+    """Returns the bytes of the gradient of the head's weight, which the loss keeps if its backward is the next pass."""
+    return shape.vocab_rows * shape.spec.hidden_size * shape.itemsize
 
 
 def layer_bytes(shape: PassShape, layer: int, recompute: Recompute) -> int:
@@ -140,10 +141,23 @@ def _mlp(shape: PassShape, layer: int, recompute: Recompute) -> int:
     return shape.tokens * (1 if recompute == "selective" else 2) * inner * shape.itemsize
 
 
-def logits_bytes(shape: PassShape) -> int:
-    """Returns the peak of head and loss: the logits, their gradient in backward, and a block of it in fp32."""
-    values = shape.tokens * shape.vocab_rows
-    return 2 * values * shape.itemsize + min(values, LOSS_BLOCK) * FP32.itemsize
+def loss_bytes(shape: PassShape) -> int:
+    """Returns the peak of head and loss.
+
+    It has a block of logits, which becomes its gradient, a smaller one in fp32, the hidden states of whole sequences if
+    they are split, their gradient, and that of the weight, in low precision with its sum in fp32 and a block's term.
+    """
+    values = logits_block(shape)
+    hidden = shape.tokens * shape.spec.hidden_size * shape.itemsize
+    total = values * shape.itemsize + min(values, SMALL_BLOCK) * FP32.itemsize + head_gradient_bytes(shape)
+    if values < shape.tokens * shape.vocab_rows and shape.itemsize < FP32.itemsize:
+        total += shape.vocab_rows * shape.spec.hidden_size * FP32.itemsize
+    return total + hidden * (2 if shape.sequence_parallel else 1)
+
+
+def logits_block(shape: PassShape) -> int:
+    """Returns the elements of the logits that are computed at once."""
+    return min(shape.tokens, rows_at_once(shape.vocab_rows)) * shape.vocab_rows
 
 
 def backward_bytes(shape: PassShape, stage: Stage) -> int:
@@ -161,9 +175,9 @@ def backward_bytes(shape: PassShape, stage: Stage) -> int:
 
 
 def wide_logits_bytes(shape: PassShape, held: Sequence[Stage]) -> int:
-    """Returns the bytes of the logits in fp32 if parameters have less: a CPU without kernels rounds them afterwards."""
+    """Returns the bytes of a block in fp32 if parameters have less: a CPU without kernels rounds it afterwards."""
     wide = shape.itemsize < FP32.itemsize and any(stage.last for stage in held)
-    return shape.tokens * shape.vocab_rows * FP32.itemsize if wide else 0
+    return logits_block(shape) * FP32.itemsize if wide else 0
 
 
 def free_bytes(shape: PassShape, held: Sequence[Stage]) -> int:
@@ -174,5 +188,5 @@ def free_bytes(shape: PassShape, held: Sequence[Stage]) -> int:
     of bf16 have copies in fp32 on CPUs without instructions for them. docs/benchmarks/training_memory.md has figures.
     """
     wide = replace(shape, itemsize=FP32.itemsize)
-    logits = logits_bytes(wide) if any(stage.last for stage in held) else 0
-    return logits + max(backward_bytes(wide, stage) for stage in held)
+    loss = loss_bytes(wide) if any(stage.last for stage in held) else 0
+    return loss + max(backward_bytes(wide, stage) for stage in held)

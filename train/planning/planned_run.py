@@ -23,8 +23,7 @@ from .activation_memory import (
     PassShape,
     backward_bytes,
     free_bytes,
-    kept_logits_bytes,
-    logits_bytes,
+    loss_bytes,
     returned_bytes,
     stage_bytes,
     staying_bytes,
@@ -95,26 +94,25 @@ class PlannedRun:
     def _pass_bytes(self, pp: int) -> PlacedBytes:
         """Returns the bytes of the activations of all micro-batches in flight, and the peaks of loss and backward."""
         shape, held, in_flight = self.shape, stages(self.table, self.layout, pp), self.simulation.peak_in_flight[pp]
-        logits = logits_bytes(shape) if any(stage.last for stage in held) else 0
-        waiting = kept_logits_bytes(shape) if logits and self._logits_wait else 0
+        loss = loss_bytes(shape) if any(stage.last for stage in held) else 0
         backward = max(backward_bytes(shape, stage) for stage in held)
-        passing = {"logits and loss": logits, "backward": max(0, backward - logits)}
+        passing = {"head and loss": loss, "backward": max(0, backward - loss)}
         if self.config.offload.activations == "none":
             kept = max(stage_bytes(shape, stage) for stage in held) * in_flight
-            return PlacedBytes({"activations": kept + waiting * (self.num_micro_batches - 1)} | passing)
-        stay = max(staying_bytes(shape, stage, self._logits_wait) for stage in held) * in_flight
+            return PlacedBytes({"activations": kept} | passing)
+        stay = max(staying_bytes(shape, stage, self._loss_waits) for stage in held) * in_flight
         returned = max(returned_bytes(shape, stage, self.simulation.peak_deferred[pp]) for stage in held)
-        moved = max(self._moving(stage) for stage in held) * in_flight + waiting * self.num_micro_batches
+        moved = max(self._moving(stage) for stage in held) * in_flight
         return PlacedBytes({"activations": stay + returned} | passing, {"offloaded activations": moved})
 
     @property
-    def _logits_wait(self) -> bool:
-        """Whether logits are kept while other micro-batches are computed; else the backward of a loss comes next."""
+    def _loss_waits(self) -> bool:
+        """Whether other micro-batches are computed between a loss and its backward."""
         return self.config.parallel.schedule == "gpipe"
 
     def _moving(self, stage: Stage) -> int:
-        """Returns the bytes of one stage's activations that are offloaded, without the logits."""
-        return stage_bytes(self.shape, stage) - staying_bytes(self.shape, stage, self._logits_wait)
+        """Returns the bytes of one stage's activations that are offloaded."""
+        return stage_bytes(self.shape, stage) - staying_bytes(self.shape, stage, self._loss_waits)
 
     def cpu_memory(self) -> tuple[int, ...]:
         """Returns the bytes of all parts on a CPU, and of what takes memory only there, of each pipeline rank."""
@@ -164,7 +162,6 @@ class PlannedRun:
     def _moved_activations(self) -> Moved:
         held = stages(self.table, self.layout, self.ranks.index(self.fullest))
         size = sum(map(self._moving, held))
-        size += kept_logits_bytes(self.shape) if self._logits_wait and any(stage.last for stage in held) else 0
         return Moved("activations", down=size * self.num_micro_batches, up=size * self.num_micro_batches)
 
 

@@ -24,7 +24,7 @@ from tk.tests.train.engine.small_decoders import (
     micro_batch,
 )
 from tk.train.config.train_config import TrainConfig
-from tk.train.engine.loss import causal_attention
+from tk.train.engine.attention import causal_attention
 from tk.train.engine.passes import Passes
 from tk.train.engine.training_engine import TrainingEngine, TrainingOptions
 

@@ -20,7 +20,7 @@ from tk.tests.train.engine.small_decoders import (
     make_stages,
     micro_batch,
 )
-from tk.train.engine.loss import causal_attention
+from tk.train.engine.attention import causal_attention
 from tk.train.engine.stages import StagePass, gathered_units
 from tk.train.zero.flat_buffers import FlatBuffers
 from tk.train.zero.states.open_states import StatePlaces

@@ -10,25 +10,31 @@ from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
 from tk.model.registry import decoder_spec
 from tk.parallel.layers import LayerContext
+from tk.parallel.logits_blocks import ELEMENTS
 from tk.parallel.mesh import ALONE
 from tk.tests.model.decoders import whole_loss
 from tk.tests.train.planning.small_models import MODELS
 from tk.train.planning.activation_memory import (
-    LOSS_BLOCK,
+    SMALL_BLOCK,
     PassShape,
     Recompute,
     backward_bytes,
     free_bytes,
-    kept_logits_bytes,
+    head_gradient_bytes,
     layer_bytes,
-    logits_bytes,
+    loss_bytes,
     stage_bytes,
     staying_bytes,
 )
 
 
 def _kept_by_autograd(
-    config: ModelConfig, dtype: torch.dtype, rows: int, length: int, recompute: Recompute = "none"
+    config: ModelConfig,
+    dtype: torch.dtype,
+    rows: int,
+    length: int,
+    recompute: Recompute = "none",
+    loss_waits: bool = False,
 ) -> int:
     """Returns the bytes of distinct memory that autograd keeps of a forward pass, without parameters."""
     decoder = Decoder(config, LayerContext(ALONE, dtype, torch.device("cpu")), recompute=recompute)
@@ -45,7 +51,7 @@ def _kept_by_autograd(
 
     tokens = torch.randint(0, config.vocab_size, (rows, length + 1))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        whole_loss(decoder, tokens[:, :-1], tokens[:, 1:])
+        whole_loss(decoder, tokens[:, :-1], tokens[:, 1:], loss_waits=loss_waits)
     return sum(storage.nbytes() for storage in kept.values())
 
 
@@ -53,12 +59,14 @@ def _kept_by_autograd(
 @pytest.mark.parametrize("name", MODELS)
 def test_activations_are_those_that_autograd_keeps(name: str, dtype: str) -> None:
     config, itemsize = ModelConfig(**MODELS[name]), 4 if dtype == "fp32" else 2
-    measured = _kept_by_autograd(config, torch.float32 if itemsize == 4 else torch.bfloat16, 4, 48)
+    dtypes = {4: torch.float32, 2: torch.bfloat16}
+    measured = _kept_by_autograd(config, dtypes[itemsize], 4, 48)
     spec = decoder_spec(config)
     shape = PassShape(spec, 4 * 48, itemsize, 1, config.vocab_size, False, "none")
-    logits = 4 * 48 * config.vocab_size * itemsize
-    planned = stage_bytes(shape, Stage(range(len(spec.layers)))) + logits
-    assert planned == pytest.approx(measured, rel=0.03)
+    planned = stage_bytes(shape, Stage(range(len(spec.layers))))
+    assert planned + head_gradient_bytes(shape) == pytest.approx(measured, rel=0.03)
+    waiting = _kept_by_autograd(config, dtypes[itemsize], 4, 48, loss_waits=True)
+    assert planned == pytest.approx(waiting, rel=0.03), "a loss that waits keeps its input alone"
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
@@ -69,8 +77,8 @@ def test_recomputed_activations_are_not_kept(name: str, recompute: Recompute) ->
     measured = _kept_by_autograd(config, torch.float32, 4, 48, recompute)
     spec = decoder_spec(config)
     shape, stage = PassShape(spec, 4 * 48, 4, 1, config.vocab_size, False, recompute), Stage(range(len(spec.layers)))
-    moving = stage_bytes(shape, stage) - staying_bytes(shape, stage, logits_move=True)
-    assert moving + kept_logits_bytes(shape) == pytest.approx(measured, rel=0.03)
+    moving = stage_bytes(shape, stage) - staying_bytes(shape, stage, head_moves=True)
+    assert moving + head_gradient_bytes(shape) == pytest.approx(measured, rel=0.03)
 
 
 def _shape(recompute: Recompute, tp: int = 1, sequence_parallel: bool = False) -> PassShape:
@@ -105,10 +113,14 @@ def test_backward_holds_a_layer_again_where_it_is_recomputed() -> None:
     assert backward_bytes(_shape("full"), Stage(range(0))) == 0
 
 
-def test_the_loss_holds_logits_and_their_gradient_and_a_block_in_fp32() -> None:
-    assert logits_bytes(_shape("none")) == 10 * 512 * (2 + 2 + 4)
-    large = replace(_shape("none"), tokens=LOSS_BLOCK)
-    assert logits_bytes(large) == 512 * LOSS_BLOCK * 4 + LOSS_BLOCK * 4
+def test_the_loss_holds_a_block_of_logits_and_gradients() -> None:
+    weight, hidden = 512 * 64, 10 * 64
+    assert loss_bytes(_shape("none")) == 10 * 512 * (2 + 4) + (weight + hidden) * 2
+    assert loss_bytes(_shape("none", tp=2, sequence_parallel=True)) == 10 * 512 * (2 + 4) + (weight + 2 * hidden) * 2
+    large = replace(_shape("none"), tokens=10**6)
+    assert loss_bytes(large) == ELEMENTS * 2 + SMALL_BLOCK * 4 + weight * (2 + 4) + 10**6 * 64 * 2, "nothing of L x V"
+    in_fp32 = replace(large, itemsize=4)
+    assert loss_bytes(in_fp32) == ELEMENTS * 4 + SMALL_BLOCK * 4 + weight * 4 + 10**6 * 64 * 4, "added in place"
 
 
 def test_malloc_holds_the_blocks_of_a_layer_and_of_the_loss_free_once_more_in_fp32() -> None:
@@ -116,6 +128,6 @@ def test_malloc_holds_the_blocks_of_a_layer_and_of_the_loss_free_once_more_in_fp
     in_fp32 = replace(_shape("full"), itemsize=4)
     assert free_bytes(_shape("full"), [inner]) == backward_bytes(in_fp32, inner) > backward_bytes(_shape("full"), inner)
     assert free_bytes(_shape("full"), [inner, last]) == free_bytes(in_fp32, [last]) > backward_bytes(in_fp32, last)
-    assert free_bytes(_shape("none"), [last]) == logits_bytes(in_fp32) + backward_bytes(
+    assert free_bytes(_shape("none"), [last]) == loss_bytes(in_fp32) + backward_bytes(
         replace(in_fp32, recompute="none"), last
     )

@@ -93,7 +93,7 @@ def test_recomputing_keeps_less_and_the_first_pipeline_rank_most(configure: Conf
         plan = make_plan(config, 2)
         activations[mode] = [placed.device["activations"] for placed in plan.memory]
         assert plan.in_flight == (2, 1)
-        assert plan.memory[0].device["logits and loss"] == 0 < plan.memory[1].device["logits and loss"]
+        assert plan.memory[0].device["head and loss"] == 0 < plan.memory[1].device["head and loss"]
     assert activations["none"][0] > activations["selective"][0] > activations["full"][0]
     assert all(first > last for first, last in activations.values())
 

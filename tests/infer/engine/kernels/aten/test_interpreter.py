@@ -31,7 +31,7 @@ from tk.parallel.torch_dtypes import torch_dtype
 from tk.tests.infer.sampling_row import SamplingRow, pack
 from tk.tests.model.architectures import ENTRIES, LENGTH, VOCAB
 from tk.tests.rank_pool import RankPool
-from tk.train.engine.loss import causal_attention
+from tk.train.engine.attention import causal_attention
 
 BLOCK, NUM_BLOCKS, ROWS = 16, 6, 16
 SIMILAR = ("mistral", "qwen2", "qwen3", "gpt2 untied")  # to those that make test compares

@@ -1,4 +1,4 @@
-"""The loss of a micro-batch as a sum, so that dividing by the global number of tokens is never a mean of means."""
+"""Causal attention in training: over whole rows, or within the documents that are packed into them."""
 
 from collections.abc import Sequence
 
@@ -6,8 +6,6 @@ import torch
 import torch.nn.functional as F
 
 from ...model.attention import Attend, AttendingLayer
-from ...model.decoder import Decoder
-from ...parallel.cross_entropy import vocab_parallel_cross_entropy
 
 
 def causal_attention(
@@ -43,16 +41,3 @@ def attention_within(documents: Sequence[int]) -> Attend:
         return torch.cat(out, 1).view_as(q_BLHE)
 
     return attend
-
-
-def loss_sum(decoder: Decoder, hidden_BLD: torch.Tensor, targets_BL: torch.Tensor) -> torch.Tensor:
-    """Returns the sum of the cross entropy over valid targets, an fp64 scalar, equal on all tensor-parallel ranks.
-
-    Args:
-        decoder: the last stage.
-        hidden_BLD: the output of the last stage, [B, L, D].
-        targets_BL: the targets, int64 [B, L].
-    """
-    logits_NV = decoder.logits(hidden_BLD).flatten(0, 1)
-    losses_N = vocab_parallel_cross_entropy(logits_NV, targets_BL.flatten(), decoder.config.vocab_size, decoder.tp)
-    return losses_N.sum(dtype=torch.float64)
