@@ -83,11 +83,9 @@ def main(pairs: int, case: int | None, way: str | None) -> None:
         for each in WAYS:
             ratios = [found[each]["seconds"] / found["torch"]["seconds"] for found in rounds]
             seconds, memory = (statistics.median(found[each][key] for found in rounds) for key in ("seconds", "memory"))
-            print(
-                f"| {name}, {tokens:,} x {vocab:,}, {hidden} | {each} | {seconds:.2f} | {statistics.median(ratios):.2f} "
-                f"| {min(ratios):.2f}-{max(ratios):.2f} | {memory:,.0f} |",
-                flush=True,
-            )
+            beside = f"{statistics.median(ratios):.2f} | {min(ratios):.2f}-{max(ratios):.2f}"
+            sizes = f"{name}, {tokens:,} x {vocab:,}, {hidden}"
+            print(f"| {sizes} | {each} | {seconds:.2f} | {beside} | {memory:,.0f} |", flush=True)
 
 
 if __name__ == "__main__":
