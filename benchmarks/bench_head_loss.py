@@ -73,9 +73,8 @@ def main(pairs: int, case: int | None, way: str | None) -> None:
         return
     cpu = read_cpu()
     print(f"CPU: {cpu.model} ({', '.join(cpu.instruction_sets)}); one thread\n")
-    print(
-        "| dtype, tokens x vocabulary, hidden size | way | CPU s | beside torch | range | MiB |\n|---|---|---|---|---|---|"
-    )
+    print("| dtype, tokens x vocabulary, hidden size | way | CPU s | beside torch | range | MiB |")
+    print("|---|---|---|---|---|---|")
     for number, (name, tokens, vocab, hidden) in enumerate(CASES):
         rounds = [
             {each: in_a_process(number, each) for each in (WAYS if turn % 2 else WAYS[::-1])} for turn in range(pairs)
