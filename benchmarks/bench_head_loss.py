@@ -83,8 +83,8 @@ def main(pairs: int, case: int | None, way: str | None) -> None:
             ratios = [found[each]["seconds"] / found["torch"]["seconds"] for found in rounds]
             seconds, memory = (statistics.median(found[each][key] for found in rounds) for key in ("seconds", "memory"))
             beside = f"{statistics.median(ratios):.2f} | {min(ratios):.2f}-{max(ratios):.2f}"
-            sizes = f"{name}, {tokens:,} x {vocab:,}, {hidden}"
-            print(f"| {sizes} | {each} | {seconds:.2f} | {beside} | {memory:,.0f} |", flush=True)
+            label = f"{name}, {tokens:,} x {vocab:,}, {hidden}"
+            print(f"| {label} | {each} | {seconds:.2f} | {beside} | {memory:,.0f} |", flush=True)
 
 
 if __name__ == "__main__":
