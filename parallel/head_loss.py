@@ -62,7 +62,7 @@ def head_loss(x_BLD: torch.Tensor, weight_VD: torch.Tensor, head: ParallelProduc
     if queue and not (weight_VD.requires_grad and x_BLD.requires_grad):
         queue = None
     # A weight whose gradient is deferred is no input: autograd would call its hooks even without a gradient.
-    return _HeadLoss.apply(x_BLD, None if queue else weight_VD, call, queue)  # type: ignore[no-any-return, no-untyped-call]
+    return _BlockwiseLoss.apply(x_BLD, None if queue else weight_VD, call, queue)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class _Call:
     loss: HeadLoss
 
 
-class _HeadLoss(torch.autograd.Function):
+class _BlockwiseLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x_BLD: torch.Tensor, weight_VD: torch.Tensor | None, call: _Call, queue: WeightGradQueue | None
