@@ -112,11 +112,11 @@ COMPUTE: dict[str, str] = {
     "pages prepare prepared_weights row_tiles",
     "model": "activation attention balance decoder init loading mlp norm peers placement recompute rope",
     "model.experts": "experts mixture router",
-    "parallel": "collectives cross_entropy functions host layers linear link_factory local_link meeting mesh "
+    "parallel": "collectives functions head_loss host layers linear link_factory local_link meeting mesh "
     "point_to_point products row_blocks torch_dtypes wide_sums",
     "parity": "flat_values foreign gradients measure reference_values updates",
     "train.context": "kernels tiled",
-    "train.engine": "compiling evaluate loss nonfinite optimizer_step passes stages training_engine",
+    "train.engine": "attention compiling evaluate nonfinite optimizer_step passes stages training_engine",
     "train.foreign": "accumulation blocks buffers checks construction construction_log disguise first_values "
     "join_job model model_engine on_meta options replay stored_weights take_over watch",
     "train.health": "flight_recorder",
