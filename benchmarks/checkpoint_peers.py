@@ -169,9 +169,7 @@ def _dcp_rank(rank: int, source: str, target: str) -> None:
 
 
 def _boxes(checkpoint: Any, tp: int, rank: int) -> list[tuple[str, str, Box]]:
-    pieces = [
-        piece for param in local_params(checkpoint.manifest.table, Layout(tp=tp), 0, rank) for piece in param.pieces
-    ]
+    pieces = [piece for param in local_params(checkpoint.manifest.table, Layout(tp=tp), rank) for piece in param.pieces]
     return [(p.tensor.name, slot, p.box) for p in pieces for slot in checkpoint.tensors[p.tensor.name].slots]
 
 

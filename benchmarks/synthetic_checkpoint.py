@@ -77,8 +77,7 @@ def plan_rank(checkpoint: Checkpoint, table: Table, layout: Layout, rank: int) -
 
     They are those of its weights and of its share of every optimizer state.
     """
-    at = layout.coordinates(rank)
-    pieces = [piece for param in local_params(table, layout, at.pp, at.tp) for piece in param.pieces]
+    pieces = [piece for param in local_params(table, layout, rank) for piece in param.pieces]
     wanted = [(piece.tensor.name, "weight", Region.of(piece.box)) for piece in pieces]
     states = [item for item in owned(table, layout, rank) if item.slot != "weight"]
     wanted += [(item.tensor, item.slot, Region.of(item.box, item.flat)) for item in states]

@@ -1,11 +1,11 @@
-"""ZeRO's flat buckets of parameters, and the shards of a bucket that each data rank updates."""
+"""ZeRO's flat buckets of parameters, and the shards of a bucket that each rank updates."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 from operator import attrgetter
-from typing import Final, Literal
+from typing import Final
 
 from .families import TensorFamily
 from .integers import ceil_div, round_up
@@ -68,7 +68,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A contiguous run of one logical box, which one data rank updates.
+    """A contiguous run of one logical box, which the ranks of one place in a ZeRO group update.
 
     Attributes:
         bucket: the index of the bucket that contains the run.
@@ -95,7 +95,12 @@ def buckets(params: Sequence[LocalParam], layout: Layout) -> tuple[Bucket, ...]:
         return param.stage, param.tied, param.unit if layout.zero == 3 else None
 
     groups = groupby((param for param in reversed(params) if param.trainable), group_key)
-    return tuple(_bucket(members, layout.group_size) for _, group in groups for members in _filled(group, layout))
+    spreads = layout.families
+    return tuple(
+        _bucket(members, spreads[members[0].shared_by].group_size)
+        for _, group in groups
+        for members in _filled(group, layout)
+    )
 
 
 @dataclass(slots=True)
@@ -140,23 +145,18 @@ def _bucket(params: list[LocalParam], group_size: int) -> Bucket:
     return Bucket(tuple(params), (0, *ends[:-1]), tuple(runs), size)
 
 
-def shards(
-    parts: Sequence[Bucket], group_size: int, group_rank: int, sharding: Literal["flat", "dim0"] = "flat"
-) -> tuple[Shard, ...]:
-    """Returns the runs that member `group_rank` of a ZeRO group updates, without padding.
+def shards(parts: Sequence[Bucket], layout: Layout, rank: int) -> tuple[Shard, ...]:
+    """Returns the runs that a rank updates, without padding: those of a member of each bucket's ZeRO group.
 
-    Args:
-        parts: the buckets.
-        group_size: the number of ranks in the ZeRO group.
-        group_rank: the member's number in the group.
-        sharding: "flat" gives each member an equal range of every bucket. "dim0" is the rule of PyTorch's
-            `fully_shard`: member r gets rows [r * n, (r + 1) * n) of every parameter, n = ceil(rows / group_size), and
-            its range of the bucket has these laid end to end, each padded to n rows.
+    With `layout.sharding` "flat", each member has an equal range of every bucket. "dim0" is the rule of PyTorch's
+    `fully_shard`: member r has rows [r * n, (r + 1) * n) of every parameter, n = ceil(rows / group size), and its range
+    of the bucket has these laid end to end, each padded to n rows.
     """
-    cut = _flat_ranges if sharding == "flat" else _row_ranges
+    cut = _flat_ranges if layout.sharding == "flat" else _row_ranges
+    groups = {name: (spread.group_size, spread.place(rank).member) for name, spread in layout.families.items()}
     result: list[Shard] = []
     for index, bucket in enumerate(parts):
-        for param, first, low, high in cut(bucket, group_size, group_rank):
+        for param, first, low, high in cut(bucket, *groups[bucket.family.name]):
             for piece in param.pieces:
                 a, b = max(low, piece.start), min(high, piece.start + piece.box.size)
                 if a < b:

@@ -11,7 +11,8 @@ class TensorFamily:
     """What the tensors of a bucket have in common.
 
     Attributes:
-        name: the name of the ranks that share a bucket; "dense" = the data ranks.
+        name: the name of the ranks that share a bucket: "dense" = the data ranks, "experts" = those that hold the same
+            experts, if these are other ranks.
         states: the slots that they keep of each element beside the weight, with their safetensors codes.
     """
 

@@ -4,9 +4,9 @@ Seven functions derive a rank's share from it, each from the one before:
     place          the numbers of a rank among those that hold the same kind of tensors  places.py
     split_boxes    the boxes of a tensor that tensor-parallel rank r holds               tensors.py
     stages         the layers of one pipeline rank                                       layout.py
-    local_params   the parameters of one (pp, tp) position, possibly padded              local_params.py
+    local_params   the parameters of one rank, possibly padded                           local_params.py
     buckets        those parameters laid end to end in flat buffers, as ZeRO cuts them   buckets.py
-    shards         the ranges of a bucket that one data rank updates                     buckets.py
+    shards         the ranges of buckets that one rank updates                           buckets.py
     owned          the ranges that one rank saves                                        ownership.py
 """
 
@@ -133,6 +133,15 @@ class Layout:
         data = self.stage_size // (self.ep * tp)
         group_size = 1 if self.zero == 0 else data // math.gcd(data, self.dense.num_copies)
         return Spread(data, self.ep, tp, group_size)
+
+    @property
+    def families(self) -> dict[str, Spread]:
+        """How ranks hold the tensors of each family, by the family's name.
+
+        Experts are a family only if other ranks share them than share the other tensors.
+        """
+        dense, experts = self.dense, self.experts
+        return {"dense": dense} if experts == dense else {"dense": dense, "experts": experts}
 
     def coordinates(self, rank: int) -> Coordinates:
         """Returns the coordinates of a global rank."""

@@ -1,4 +1,4 @@
-"""The parameters of the ranks at one (pp, tp) position: boxes of logical tensors, stacked and possibly padded."""
+"""The parameters of one rank: boxes of logical tensors, stacked and possibly padded."""
 
 import math
 from dataclasses import dataclass, replace
@@ -8,7 +8,8 @@ from .families import TensorFamily
 from .geometry import Box
 from .integers import ceil_div
 from .layout import Layout, stages
-from .tensors import Table, TensorSpec, is_owner, num_holders, split_boxes
+from .places import Spread
+from .tensors import Table, TensorSpec, is_owner, num_experts, num_holders, split_boxes
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,8 @@ class Piece:
         tensor: the logical tensor.
         box: the part of the tensor, contiguous in the parameter in row-major order.
         start: the number of the parameter's elements before the box.
-        owner: whether this is the lowest (pp, tp) position with the box, which saves it and counts its norm.
+        owner: whether the rank has the lowest pp, ep and tp of all ranks with the box; these save it and count its
+            norm.
         num_holders: the number of neighbouring tensor-parallel ranks with the same box of a split tensor (replicated
             kv heads), over which its gradient is summed; 1 for a tensor that is not split.
     """
@@ -33,14 +35,15 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class LocalParam:
-    """A parameter as one (pp, tp) position holds it.
+    """A parameter as one rank holds it.
 
     Attributes:
         name: the name of the module's parameter.
-        shape: the shape of the parameter on this position.
+        shape: the shape of the parameter on this rank.
         pieces: the boxes of logical tensors in it, stacked along dim 0; rows after the last are padding.
         stage: the index of its stage among those of this pipeline rank.
         tied: whether another pipeline rank holds a copy (tied embeddings), so that the gradients are summed.
+        shared_by: the name of the ranks that share its states; see `TensorFamily`.
     """
 
     name: str
@@ -48,6 +51,7 @@ class LocalParam:
     pieces: tuple[Piece, ...]
     stage: int = 0
     tied: bool = False
+    shared_by: str = "dense"
 
     @property
     def size(self) -> int:
@@ -67,7 +71,7 @@ class LocalParam:
     @property
     def family(self) -> TensorFamily:
         """The family of its tensors."""
-        return self.pieces[0].tensor.family
+        return TensorFamily(self.shared_by, self.pieces[0].tensor.states)
 
     @property
     def trainable(self) -> bool:
@@ -75,39 +79,65 @@ class LocalParam:
         return self.pieces[0].tensor.trainable
 
 
-def local_params(table: Table, layout: Layout, pp: int, tp: int) -> tuple[LocalParam, ...]:
-    """Returns the parameters that position (pp, tp) holds, in the table's order.
+def local_params(table: Table, layout: Layout, rank: int) -> tuple[LocalParam, ...]:
+    """Returns the parameters that a rank holds, in the table's order.
 
-    A tied tensor is a parameter of its own only if its original is on another pipeline rank.
+    They depend on its place in the pipeline and among the ranks that cut tensors, and on its part of the experts. A
+    tied tensor is a parameter of its own only if its original is on another pipeline rank.
 
     Raises:
         ParallelError: the layout does not fit the table, or a fused parameter is frozen in part.
     """
-    mine = stages(table, layout, pp)
+    mine = stages(table, layout, layout.coordinates(rank).pp)
     stage_of = {spec.name: number for number, stage in enumerate(mine) for spec in table if stage.holds(spec)}
     tied = {name for spec in table if spec.alias and layout.pp > 1 for name in (spec.name, spec.alias)}
+    dense, experts = layout.dense, layout.experts
+    held = experts_of(table, layout, rank)
+    family = "dense" if experts == dense else "experts"
     members: dict[str, list[TensorSpec]] = {}
     for spec in table:
-        if spec.name in stage_of and spec.alias not in stage_of:
+        if spec.name in stage_of and spec.alias not in stage_of and (spec.expert is None or spec.expert in held):
             members.setdefault(spec.param or spec.name, []).append(spec)
     return tuple(
-        replace(_local_param(name, specs, layout.tp, tp), stage=stage_of[specs[0].name], tied=specs[0].name in tied)
+        replace(
+            _local_param(name, specs, dense if specs[0].expert is None else experts, rank),
+            stage=stage_of[specs[0].name],
+            tied=specs[0].name in tied,
+            shared_by="dense" if specs[0].expert is None else family,
+        )
         for name, specs in members.items()
     )
 
 
-def _local_param(name: str, specs: list[TensorSpec], tp: int, rank: int) -> LocalParam:
+def experts_of(table: Table, layout: Layout, rank: int) -> range:
+    """Returns the numbers of the experts that a rank holds in each layer: consecutive ones, as many as others.
+
+    Raises:
+        ParallelError: ep does not divide the number of experts.
+    """
+    count, spread = num_experts(table), layout.experts
+    if count % spread.ep:
+        raise ParallelError(
+            f"num_experts % ep = {count} % {spread.ep} = {count % spread.ep}, and it must be 0: every rank holds as "
+            f"many experts as the others. Use a divisor of {count} as ep."
+        )
+    ep, size = spread.place(rank).ep, count // spread.ep
+    return range(ep * size, (ep + 1) * size)
+
+
+def _local_param(name: str, specs: list[TensorSpec], spread: Spread, rank: int) -> LocalParam:
     pieces: list[Piece] = []
-    start = 0
+    start, tp, tp_rank = 0, spread.tp, spread.place(rank).tp
     for spec in specs:
-        for box in split_boxes(spec, tp, rank):
-            pieces.append(Piece(spec, box, start, is_owner(spec, tp, rank), num_holders(spec, tp)))
+        for box in split_boxes(spec, tp, tp_rank):
+            pieces.append(Piece(spec, box, start, is_owner(spec, tp, tp_rank), num_holders(spec, tp)))
             start += box.size
     first = specs[0]
     if len({spec.trainable for spec in specs}) > 1:
         names = ", ".join(spec.name for spec in specs)
         raise ParallelError(f"The module fuses {names} into one parameter, {name}: freeze all of them or none.")
-    assert len(specs) == 1 or all(spec.family == first.family for spec in specs), f"{name} fuses two families"
+    assert all(spec.states == first.states for spec in specs), f"{name} fuses tensors of different slots"
+    assert len({spec.expert is None for spec in specs}) == 1, f"{name} fuses tensors of experts and others"
     shape = list(pieces[0].box.shape)
     if len(pieces) > 1:
         shape[0] = sum(piece.box.shape[0] for piece in pieces)

@@ -13,6 +13,7 @@ from .buckets import buckets, shards
 from .geometry import Box
 from .layout import Layout
 from .local_params import Piece, local_params
+from .places import RankPlace, Spread
 from .tensors import Table
 
 MIN_CUT_SIZE: Final = 2**18  # elements; one replica gets the whole of a smaller tensor (1 MiB of fp32)
@@ -39,35 +40,63 @@ class Owned:
 def owned(table: Table, layout: Layout, rank: int) -> tuple[Owned, ...]:
     """Returns the elements of each slot of each tensor that a rank saves, slot after slot, weights first.
 
-    Weights that all data ranks hold are divided among them: as whole tensors at tp = 1 (so that the folder is
+    Weights that several ranks hold are divided among them: as whole tensors if no tensor is cut (so that the folder is
     a valid Hugging Face one), in equal flat ranges otherwise. A rank saves sharded slots from its own shards, without
     a gather.
     """
-    at, place = layout.coordinates(rank), layout.dense.place(rank)
-    params = local_params(table, layout, at.pp, at.tp)
-    whole = [(piece, (0, piece.box.size)) for param in params for piece in param.pieces if piece.owner]
-    frozen = [run for run in whole if not run[0].tensor.trainable]
-    mine = [
-        (shard.piece, shard.flat)
-        for shard in shards(buckets(params, layout), layout.group_size, place.member, layout.sharding)
-        if shard.piece.owner
+    params = local_params(table, layout, rank)
+    parts = buckets(params, layout)
+    updated = shards(parts, layout, rank)
+    families = [
+        _Family(
+            spread,
+            spread.place(rank),
+            [(p, (0, p.box.size)) for param in params if param.shared_by == name for p in param.pieces if p.owner],
+            [(s.piece, s.flat) for s in updated if parts[s.bucket].family.name == name and s.piece.owner],
+        )
+        for name, spread in layout.families.items()
     ]
-    result: list[Owned] = []
-    for slot in ("weight", *dict.fromkeys(chain.from_iterable(spec.states for spec in table))):
-        if slot == "weight" and layout.zero < 3:
-            runs = _deal(whole, layout.data, place.data, cut=layout.tp > 1)
-        elif layout.zero == 0:
-            runs = _deal(_with_slot(whole, slot), layout.data, place.data, cut=True)
-        else:
-            runs = _deal(_with_slot(mine, slot), layout.dense.num_copies, place.copy, cut=True)
-            if slot == "weight":
-                runs += _deal(frozen, layout.data, place.data, cut=True)
-        if slot == "weight" and place.data == 0:  # tensors without elements have no runs, but the checkpoint lists them
-            runs = runs + [run for run in whole if 0 in run[0].tensor.shape]
-        for piece, (a, b) in runs:
-            flat = None if (a, b) == (0, piece.box.size) else (a, b)
-            result.append(Owned(piece.tensor.name, slot, piece.box, flat))
-    return tuple(result)
+    cut = layout.tp > 1 or layout.experts.tp > 1
+    return tuple(
+        Owned(piece.tensor.name, slot, piece.box, None if flat == (0, piece.box.size) else flat)
+        for slot in ("weight", *dict.fromkeys(chain.from_iterable(spec.states for spec in table)))
+        for family in families
+        for piece, flat in _saved(family, slot, layout.zero, cut)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """The tensors of one family on a rank, of those that its place owns.
+
+    Attributes:
+        spread: how ranks hold the family.
+        place: the rank's place among them.
+        whole: all elements.
+        updated: those that the rank updates.
+    """
+
+    spread: Spread
+    place: RankPlace
+    whole: list[Run]
+    updated: list[Run]
+
+
+def _saved(family: _Family, slot: str, zero: int, cut: bool) -> list[Run]:
+    """Returns the runs of a slot that the rank saves; `cut` says whether weights below stage 3 are cut."""
+    spread, place = family.spread, family.place
+    if slot == "weight" and zero < 3:
+        runs = _deal(family.whole, spread.data, place.data, cut)
+    elif zero == 0:
+        runs = _deal(_with_slot(family.whole, slot), spread.data, place.data, cut=True)
+    else:
+        runs = _deal(_with_slot(family.updated, slot), spread.num_copies, place.copy, cut=True)
+        if slot == "weight":
+            frozen = [run for run in family.whole if not run[0].tensor.trainable]
+            runs += _deal(frozen, spread.data, place.data, cut=True)
+    if slot == "weight" and place.data == 0:  # tensors without elements have no runs, but the checkpoint lists them
+        runs += [run for run in family.whole if 0 in run[0].tensor.shape]
+    return runs
 
 
 def _with_slot(runs: Sequence[Run], slot: str) -> list[Run]:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from .errors import ParallelError
-from .families import TensorFamily
 from .geometry import Box
 from .integers import ceil_div
 
@@ -51,7 +50,7 @@ class TensorSpec:
             until `with_slots` says which.
         states: the slots that an optimizer keeps of it beside the weight, with their safetensors codes; none until
             `with_slots` decides them.
-        shared_by: the name of the ranks that share these slots (see `TensorFamily`).
+        expert: the number of the expert of its layer that it is a part of; None = every token uses it.
     """
 
     name: str
@@ -65,12 +64,7 @@ class TensorSpec:
     trainable: bool = True
     dtype: str = ""
     states: Mapping[str, str] = field(default_factory=dict, hash=False)
-    shared_by: str = "dense"
-
-    @property
-    def family(self) -> TensorFamily:
-        """The family of the tensor, which shares no bucket with those of another."""
-        return TensorFamily(self.shared_by, self.states)
+    expert: int | None = None
 
     @property
     def slots(self) -> dict[str, str]:
@@ -97,6 +91,11 @@ def with_slots(table: Table, slots: Mapping[str, str]) -> tuple[TensorSpec, ...]
 def num_layers(table: Table) -> int:
     """Returns the number of decoder layers in a table."""
     return max((spec.layer + 1 for spec in table if isinstance(spec.layer, int)), default=0)
+
+
+def num_experts(table: Table) -> int:
+    """Returns the number of experts of a layer; 0 without a mixture of experts."""
+    return max((spec.expert + 1 for spec in table if spec.expert is not None), default=0)
 
 
 def split_boxes(spec: TensorSpec, tp: int, rank: int) -> tuple[Box, ...]:

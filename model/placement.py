@@ -45,7 +45,7 @@ class Placement:
             ParallelError: tp does not divide the model.
         """
         held = [tensor for tensor in self.spec.table if self.stage.holds(tensor)]
-        return local_params(held, Layout(tp=self.context.tp.size), 0, self.context.tp.rank)
+        return local_params(held, Layout(tp=self.context.tp.size), self.context.tp.rank)
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:

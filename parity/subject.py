@@ -175,11 +175,11 @@ class Subject:
         if layout.foreign:
             self._check_foreign(layout)
             return
-        key = (config.model.model_dump_json(), plan.tp, plan.pp, plan.virtual_stages)
+        key = (config.model.model_dump_json(), plan.tp, plan.pp, plan.virtual_stages, plan.ep, plan.experts.tp)
         if key not in self._fitting:
             table = self._table(config)
             for pp in range(plan.pp):
-                local_params(table, plan, pp, 0)
+                local_params(table, plan, pp * plan.stage_size)
             self._fitting.add(key)
         train = config.train
         num_micro_batches = ceil_div(train.global_batch_size, plan.dp * train.micro_batch_size)

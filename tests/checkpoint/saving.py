@@ -74,9 +74,15 @@ def mixed_table(tied: bool = True) -> tuple[TensorSpec, ...]:
         TensorSpec("0.v_proj.weight", (2 * head, hidden), kv, 0, "0.qkv"),
         TensorSpec("0.o_proj.weight", (hidden, hidden), Split(1, head), 0),
         TensorSpec("1.gate.weight", (2, hidden), None, 1),
-        *(TensorSpec(f"1.experts.{n}.w1.weight", (inner, hidden), Split(0), 1, f"1.w13.{n}") for n in range(2)),
-        *(TensorSpec(f"1.experts.{n}.w3.weight", (inner, hidden), Split(0), 1, f"1.w13.{n}") for n in range(2)),
-        *(TensorSpec(f"1.experts.{n}.w2.weight", (hidden, inner), Split(1), 1) for n in range(2)),
+        *(
+            TensorSpec(f"1.experts.{n}.w1.weight", (inner, hidden), Split(0), 1, f"1.w13.{n}", expert=n)
+            for n in range(2)
+        ),
+        *(
+            TensorSpec(f"1.experts.{n}.w3.weight", (inner, hidden), Split(0), 1, f"1.w13.{n}", expert=n)
+            for n in range(2)
+        ),
+        *(TensorSpec(f"1.experts.{n}.w2.weight", (hidden, inner), Split(1), 1, expert=n) for n in range(2)),
         TensorSpec("2.c_attn.weight", (hidden, 3 * hidden), Split(1, head, sections=3), 2),
         TensorSpec("2.c_attn.bias", (3 * hidden,), Split(0, head, sections=3), 2),
         TensorSpec("2.c_proj.weight", (hidden, hidden), Split(0, head), 2),

@@ -43,6 +43,12 @@ LAYOUTS = [
     Layout(tp=2, pp=2, dp=4, zero=3, shard_size=2, sharding="dim0"),
     Layout(tp=4, pp=4, dp=2, zero=3, sharding="dim0"),
     Layout(tp=8, pp=2, dp=2, zero=1, sharding="dim0"),
+    Layout(cp=2, ep=2, zero=1),
+    Layout(tp=2, dp=2, cp=2, zero=2, shard_size=2, bucket_size=2000),
+    Layout(tp=1, pp=2, dp=2, cp=2, ep=2, zero=3, bucket_size=2000),
+    Layout(tp=4, dp=2, ep=2, zero=1, shard_size=1),
+    Layout(tp=2, dp=4, ep=2, expert_tp=2, zero=2, bucket_size=2000),
+    Layout(tp=4, pp=2, expert_tp=1, zero=3, sharding="dim0"),
 ]
 Saved: TypeAlias = Callable[[Layout], Checkpoint]
 ENDS = ("model.embed_tokens.weight", "0.norm.weight", "1.gate.weight", "2.c_attn.weight", "3.scale", "lm_head.weight")
@@ -51,12 +57,13 @@ ENDS = ("model.embed_tokens.weight", "0.norm.weight", "1.gate.weight", "2.c_attn
 def label(layout: Layout) -> str:
     """A test's name."""
     words = f"tp{layout.tp}pp{layout.pp}x{layout.virtual_stages}dp{layout.dp}z{layout.zero}{layout.sharding}"
-    return f"{words}of{layout.shard_size}" if layout.shard_size else words
+    more = {"of": layout.shard_size, "cp": layout.cp - 1, "ep": layout.ep - 1, "etp": layout.expert_tp}
+    return words + "".join(f"{key}{getattr(layout, key, size)}" for key, size in more.items() if size)
 
 
-# The layouts that `make test` reads from: every size of tp and pp, ZeRO stage and sharding is there. One third of all
-# layouts reads from each of them.
-CHOSEN = [LAYOUTS[index] for index in (5, 13, 18, 19, 25)]
+# The layouts that `make test` reads from: every size of tp and pp, ZeRO stage and sharding is there, and cp with ep.
+# One third of all layouts reads from each of them.
+CHOSEN = [LAYOUTS[index] for index in (5, 13, 18, 19, 25, 28)]
 
 
 def sources(layouts: list[Layout]) -> pytest.MarkDecorator:

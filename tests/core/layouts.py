@@ -21,11 +21,14 @@ CUTS = (
 
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[TensorSpec, ...]:
-    """Draws models with fused, padded, replicated, column-split and tied tensors, some with other slots than others."""
+    """Draws models with fused, padded, replicated, column-split and tied tensors, some with other slots than others.
+
+    Two layers may have experts, as many as the largest ep.
+    """
     hidden, heads = draw(st.sampled_from([(16, 4), (32, 8), (12, 4)]))
     kv_heads = draw(st.sampled_from([1, 2, 4]))
     inner, vocab = draw(st.sampled_from([8, 24])), draw(st.integers(5, 70))
-    tied = draw(st.booleans())
+    tied, sparse = draw(st.booleans()), draw(st.booleans())
     query, kv = Split(0, HEAD, of="num_attention_heads"), Split(0, HEAD, "replicate", "num_key_value_heads")
     specs = [TensorSpec("embed", (vocab, hidden), Split(0, rule="pad"))]
     for layer in range(draw(st.integers(4, 6))):
@@ -40,6 +43,13 @@ def tables(draw: st.DrawFn) -> tuple[TensorSpec, ...]:
             TensorSpec(f"{layer}.fused", (hidden, 3 * heads * HEAD), Split(1, HEAD, sections=3), layer),
             TensorSpec(f"{layer}.fused.bias", (3 * heads * HEAD,), Split(0, HEAD, sections=3), layer),
         ]
+        for expert in range(4 if sparse and layer in (1, 2) else 0):
+            name = f"{layer}.experts.{expert}"
+            specs += [
+                TensorSpec(f"{name}.up", (inner, hidden), Split(0), layer, f"{layer}.experts.up", expert=expert),
+                TensorSpec(f"{name}.out", (hidden, inner), Split(1), layer, expert=expert),
+                TensorSpec(f"{name}.bias", (hidden,), None, layer, expert=expert),
+            ]
     specs.append(TensorSpec("head", (vocab, hidden), Split(0, rule="pad"), "last", alias="embed" if tied else ""))
     params = sorted({spec.param or spec.name for spec in specs})
     frozen, other = (draw(st.sets(st.sampled_from(params), max_size=most)) for most in (3, 20))

@@ -17,13 +17,32 @@ from tk.tests.core.layouts import CUTS, layouts, tables
 from tk.tests.example_counts import examples
 
 
+def runs_of_group(
+    table: tuple[TensorSpec, ...], layout: Layout, rank: int, family: str
+) -> list[tuple[tuple[str, int], int, int]]:
+    """Returns the runs of one family that a rank's ZeRO group updates."""
+    spread = layout.families[family]
+    mine = spread.place(rank)
+    runs = []
+    for other in range(layout.stage_size):
+        place = spread.place(other)
+        if (place.ep, place.tp, place.copy) == (mine.ep, mine.tp, mine.copy):
+            flat = buckets(local_params(table, layout, other), layout)
+            runs += [
+                ((shard.piece.tensor.name, shard.piece.start), *shard.flat)
+                for shard in shards(flat, layout, other)
+                if flat[shard.bucket].family.name == family
+            ]
+    return runs
+
+
 @examples(40)
 @given(tables(), layouts())
 def test_the_shards_of_a_group_hold_its_parameters_once(table: tuple[TensorSpec, ...], layout: Layout) -> None:
-    params = local_params(table, layout, 0, layout.tp - 1)
-    flat = buckets(params, layout)
-    for bucket in flat:
-        assert bucket.size % layout.group_size == 0
+    rank = layout.tp - 1
+    params = local_params(table, layout, rank)
+    for bucket in buckets(params, layout):
+        assert bucket.size % layout.families[bucket.family.name].group_size == 0
         assert all(a + p.size <= b for a, b, p in zip(bucket.offsets, bucket.offsets[1:], bucket.params, strict=False))
         decayed = [param.decay for param in bucket.params]
         assert decayed == sorted(decayed, reverse=True)
@@ -36,11 +55,7 @@ def test_the_shards_of_a_group_hold_its_parameters_once(table: tuple[TensorSpec,
         assert all(param.family == bucket.family for param in bucket.params)
         if layout.zero == 3:
             assert len({param.unit for param in bucket.params}) == 1
-    runs = sorted(
-        ((s.piece.tensor.name, s.piece.start), *s.flat)
-        for rank in range(layout.group_size)
-        for s in shards(flat, layout.group_size, rank, layout.sharding)
-    )
+    runs = sorted(run for name in layout.families for run in runs_of_group(table, layout, rank, name))
     sizes = {
         (piece.tensor.name, piece.start): piece.box.size
         for param in params
@@ -75,7 +90,7 @@ def test_one_family_has_the_buckets_from_before_there_were_families(
     for layout, checksum in zip(CUTS, recorded, strict=True):
         found = []
         for pp in range(layout.pp):
-            for bucket in buckets(local_params(table, layout, pp, layout.tp - 1), layout):
+            for bucket in buckets(local_params(table, layout, pp * layout.stage_size + layout.tp - 1), layout):
                 runs = [(run.begin, run.end, run.decay) for run in bucket.runs]
                 found.append(([param.name for param in bucket.params], bucket.offsets, runs, bucket.size))
         assert zlib.crc32(repr(found).encode()) == checksum, layout
@@ -92,23 +107,27 @@ def test_families_fill_buckets_side_by_side() -> None:
             *with_slots([TensorSpec(f"{layer}.norm", (10,), None, layer)], adam),
         )
     ]
-    table.append(replace(table[-1], name="expert", shape=(10,), layer=1, shared_by="experts"))
-    layout = Layout(dp=2, zero=1, bucket_size=900)
-    found = buckets(local_params(table, layout, 0, 0), layout)
+    table += [replace(table[-1], name=f"expert {number}", layer=1, expert=number) for number in range(2)]
+    layout = Layout(dp=2, ep=2, zero=1, bucket_size=900)
+    found = buckets(local_params(table, layout, 0), layout)
     assert [[param.name for param in bucket.params] for bucket in found] == [
-        ["expert"],
+        ["expert 0"],
         ["3.up", "2.up"],
         ["3.norm", "2.norm", "1.norm", "0.norm"],
         ["1.up", "0.up"],
     ]
     assert [bucket.family.name for bucket in found] == ["experts", "dense", "dense", "dense"]
     assert [set(bucket.family.states) for bucket in found[1:]] == [{"momentum"}, set(adam) - {"weight"}, {"momentum"}]
+    assert [bucket.size for bucket in found] == [32, 832, 64, 832], "padded for the ranks that share each"
+    together = buckets(local_params(table, Layout(dp=2), 0), Layout(dp=2, bucket_size=900))
+    assert {bucket.family.name for bucket in together} == {"dense"}, "the same ranks share all"
 
 
 @pytest.mark.parametrize(("rows", "ranks"), [(8, 4), (7, 4), (5, 4), (3, 4), (1, 2), (9, 3)])
 def test_rows_are_dealt_as_fully_shard_does(rows: int, ranks: int) -> None:
     """torch's FSDP chunks tensors along dim 0; a rank without rows has no shard."""
-    bucket = buckets(local_params((TensorSpec("w", (rows, 3), None, 0),), Layout(), 0, 0), Layout(dp=ranks, zero=3))
-    found = [[s.flat for s in shards(bucket, ranks, rank, "dim0")] for rank in range(ranks)]
+    layout = Layout(dp=ranks, zero=3, sharding="dim0")
+    bucket = buckets(local_params((TensorSpec("w", (rows, 3), None, 0),), layout, 0), layout)
+    found = [[s.flat for s in shards(bucket, layout, rank)] for rank in range(ranks)]
     chunks = torch.arange(rows * 3).view(rows, 3).chunk(ranks)
     assert found == [[(int(c[0, 0]), int(c[-1, -1]) + 1)] for c in chunks] + [[]] * (ranks - len(chunks))

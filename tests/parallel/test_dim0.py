@@ -41,9 +41,9 @@ def test_rows_are_dealt_as_fully_shard_deals_them(rank_pool: RankPool) -> None:
     table = tuple(TensorSpec(name, shape) for name, shape in SHAPES.items())
     for world in (2, 4):
         layout = Layout(dp=world, zero=3, sharding="dim0")
-        parts = buckets(local_params(table, layout, 0, 0), layout)
+        parts = buckets(local_params(table, layout, 0), layout)
         for rank, found in enumerate(rank_pool.run(held_by_fully_shard, world)):
             wanted: dict[str, list[float]] = {name: [] for name in SHAPES}
-            for shard in shards(parts, world, rank, "dim0"):
+            for shard in shards(parts, layout, rank):
                 wanted[shard.piece.tensor.name] += map(float, range(*shard.flat))
             assert found == wanted

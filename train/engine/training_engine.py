@@ -281,8 +281,7 @@ class TrainingEngine:
             ranks is the squared norm.
         """
         self.exchange.finish()
-        square_sum = self.buffers.owned_grad_square_sum() / self.mesh.replicate.size
-        return square_sum / self.loss_scale.value**2
+        return self.buffers.owned_grad_square_sum() / self.loss_scale.value**2
 
     def update(self, lr: float, grad_norm: float) -> None:
         """Makes one optimizer step, with gradients clipped to the norm `optimizer.grad_clip`."""

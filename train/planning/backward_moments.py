@@ -9,7 +9,7 @@ arrived, and its own exchange has started, for which the older one of the two ha
                                 |||||||||||||
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
@@ -59,29 +59,39 @@ def backward_moments(plans: Sequence[Bucket], layout: Layout, itemsize: int, ove
         itemsize: the bytes of a parameter.
         overlap: whether buckets are exchanged, and the next unit is gathered, while a unit computes.
     """
+    groups = {name: spread.group_size for name, spread in layout.families.items()}
     for _, members in groupby(plans, lambda bucket: bucket.stage):
         of_stage = list(members)
-        sizes = [bucket.size for bucket in of_stage]
-        gathered = _gathered(of_stage, overlap) if layout.zero == 3 else [0] * len(sizes)
+        gathered = _gathered(of_stage, overlap) if layout.zero == 3 else [0] * len(of_stage)
         gradients = [max(param.size for param in bucket.params) for bucket in of_stage]
         if not overlap:
-            yield _moment(sizes, [], layout, max(gradients) * itemsize, max(gathered) * itemsize)
-            yield _moment(sizes[IN_EXCHANGE:], sizes[:IN_EXCHANGE], layout, 0, 0)
+            yield _moment(of_stage, [], groups, max(gradients) * itemsize, max(gathered) * itemsize)
+            yield _moment(of_stage[IN_EXCHANGE:], of_stage[:IN_EXCHANGE], groups, 0, 0)
             continue
-        for index, size in enumerate(sizes):
+        for index, bucket in enumerate(of_stage):
             held = gradients[index] * itemsize, gathered[index] * itemsize
-            yield _moment([size], sizes[max(index - IN_EXCHANGE, 0) : index], layout, *held)
-            yield _moment([], sizes[max(index - IN_EXCHANGE + 1, 0) : index + 1], layout, *held)
+            yield _moment([bucket], of_stage[max(index - IN_EXCHANGE, 0) : index], groups, *held)
+            yield _moment([], of_stage[max(index - IN_EXCHANGE + 1, 0) : index + 1], groups, *held)
 
 
-def _moment(filled: Sequence[int], exchanged: Sequence[int], layout: Layout, gradient: int, gathered: int) -> Moment:
-    """Returns a moment with buckets of these sizes, the oldest exchange first, which is waited for."""
-    size, whole = layout.group_size, sum(exchanged)
+def _moment(
+    filled: Sequence[Bucket], exchanged: Sequence[Bucket], groups: Mapping[str, int], gradient: int, gathered: int
+) -> Moment:
+    """Returns a moment with these buckets, the oldest exchange first, which is waited for.
+
+    Args:
+        filled, exchanged: the buckets.
+        groups: the number of ranks that exchange a bucket, by family.
+        gradient, gathered: see `Moment`.
+    """
+    sizes = [groups[bucket.family.name] for bucket in exchanged]
+    ranges = [bucket.size // size for bucket, size in zip(exchanged, sizes, strict=True)]
     # What an exchange that is not waited for has allocated but not received takes no memory of a CPU yet.
-    begun = whole // size if size > 1 else 0
-    received = exchanged[0] - exchanged[0] // size if size > 1 and len(exchanged) == IN_EXCHANGE else 0
-    width = FP32.itemsize
-    return Moment((sum(filled) + whole) * width, whole // size * width, gradient, gathered, (begun + received) * width)
+    copies = sum(own for own, size in zip(ranges, sizes, strict=True) if size > 1)
+    if len(exchanged) == IN_EXCHANGE and sizes[0] > 1:
+        copies += exchanged[0].size - ranges[0]
+    whole, width = sum(bucket.size for bucket in (*filled, *exchanged)), FP32.itemsize
+    return Moment(whole * width, sum(ranges) * width, gradient, gathered, copies * width)
 
 
 def _gathered(buckets: Sequence[Bucket], prefetch: bool) -> list[int]:

@@ -60,7 +60,8 @@ def state_parts(config: TrainConfig, layout: Layout, plans: Sequence[Bucket]) ->
     offload, zero = config.offload, layout.zero
     itemsize = by_name(config.precision.params).itemsize
     whole = [bucket.size for bucket in plans]
-    own = [size // layout.group_size for size in whole]
+    spreads = layout.families
+    own = [bucket.size // spreads[bucket.family.name].group_size for bucket in plans]
     masters_apart = itemsize < FP32.itemsize and (zero < 3 or offload.optimizer != "none")
     kept = itemsize if zero < 3 or masters_apart else FP32.itemsize
     parameter, gradient = (

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ...core.buckets import Bucket
 from ...core.layout import Layout
 from .model_states import StatePart
 
@@ -25,11 +26,17 @@ class Moved:
 
 
 def moved_bytes(
-    layout: Layout, parts: Mapping[str, StatePart], num_micro_batches: int, gathered_twice: float
+    layout: Layout,
+    plans: Sequence[Bucket],
+    parts: Mapping[str, StatePart],
+    num_micro_batches: int,
+    gathered_twice: float,
 ) -> tuple[Moved, ...]:
     """Returns what each part moves; none without offload.
 
     Args:
+        layout: the layout.
+        plans: the rank's buckets.
         parts: the parts of the rank's model states.
         num_micro_batches: the number of micro-batches of the rank.
         gathered_twice: the share of the parameters that a backward pass gathers again at stage 3.
@@ -41,7 +48,7 @@ def moved_bytes(
     gathers = num_micro_batches * (1 + gathered_twice)
     return (
         _parameters(parts["parameters"], own, gathers),
-        _gradients(layout, parts["gradients"], own, num_micro_batches),
+        _gradients(layout, plans, parts["gradients"], own, num_micro_batches),
         Moved("optimizer", read=on_disk, written=on_disk),
     )
 
@@ -55,18 +62,21 @@ def _parameters(part: StatePart, own: Sequence[int], gathers: float) -> Moved:
     return Moved("parameters", up=up, **(_disk(up + size, size) if part.tier == "disk" else {}))
 
 
-def _gradients(layout: Layout, part: StatePart, own: Sequence[int], passes: int) -> Moved:
+def _gradients(layout: Layout, plans: Sequence[Bucket], part: StatePart, own: Sequence[int], passes: int) -> Moved:
     """Gradients go down once, or in every pass if their sum is kept there; the norm and the update read the sum."""
     size, whole = part.bytes_of(own), part.bytes_of(part.sizes)
     if part.tier == "none":
         return Moved("gradients", down=size)
-    again = size if layout.data > layout.group_size > 1 else 0  # the sum over replicas
+    spreads = layout.families
+    summed = [1 < spreads[plan.family.name].group_size < spreads[plan.family.name].data for plan in plans]
+    again = part.bytes_of([length * each for length, each in zip(own, summed, strict=True)])  # the sum over replicas
     if layout.zero >= 2:
         down, up = passes * size + again, again
         read, written = (passes - 1) * size + 2 * size + again, passes * size + again
     else:  # whole buckets, until the last pass has exchanged them
         down, up = (passes - 1) * whole + size + again, (passes - 1) * whole + again
-        read, written = (passes - 1) * whole + 2 * size + again, passes * whole + (whole if again else 0)
+        written_again = part.bytes_of([length * each for length, each in zip(part.sizes, summed, strict=True)])
+        read, written = (passes - 1) * whole + 2 * size + again, passes * whole + written_again
     return Moved("gradients", down=down, up=up, **(_disk(read, written) if part.tier == "disk" else {}))
 
 

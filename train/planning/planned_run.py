@@ -1,5 +1,6 @@
 """A checked configuration with its model and layout, from which a plan is computed (no torch, no processes)."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -35,7 +36,7 @@ from .placed_bytes import PlacedBytes
 from .planned_model import planned_model
 from .problems import notes, problems, refuse, size_problems
 from .save_copy import save_copy_bytes, saves_beside_training
-from .traffic import StepWork
+from .traffic import FamilyWork, StepWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +71,14 @@ class PlannedRun:
     @property
     def shape(self) -> PassShape:
         """The sizes of a forward pass."""
-        config = self.config
+        config, layout = self.config, self.layout
         return PassShape(
             spec=self.spec,
-            tokens=config.train.micro_batch_size * config.train.seq_len,
+            tokens=config.train.micro_batch_size * ceil_div(config.train.seq_len, layout.cp),
             itemsize=by_name(config.precision.params).itemsize,
-            tp=config.parallel.tp,
-            vocab_rows=ceil_div(self.model.vocab_size, config.parallel.tp),
-            sequence_parallel=config.parallel.sequence_parallel and config.parallel.tp > 1,
+            tp=layout.tp,
+            vocab_rows=ceil_div(self.model.vocab_size, layout.tp),
+            sequence_parallel=config.parallel.sequence_parallel and layout.tp > 1,
             recompute=config.recompute.mode,
         )
 
@@ -136,13 +137,16 @@ class PlannedRun:
     def work(self) -> StepWork:
         """Returns the sizes that determine the traffic of the pipeline rank with the most parameters."""
         shape, params = self.shape, self.fullest
-        num_params = sum(bucket.size for bucket in buckets(params, self.layout))
         tied = any(spec.alias for spec in shape.spec.table)
         looked_up = 0 if tied else sum(param.size for param in params if param.name == EMBEDDING)
+        sizes: Counter[str] = Counter()
+        for bucket in buckets(params, self.layout):
+            sizes[bucket.family.name] += bucket.size
         layers = {param.pieces[0].tensor.layer for param in params}
         return StepWork(
-            num_params=num_params,
-            num_gathered_twice=num_params - looked_up,
+            families={
+                name: FamilyWork(size, size - looked_up if name == "dense" else size) for name, size in sizes.items()
+            },
             itemsize=shape.itemsize,
             hidden_bytes=shape.tokens * shape.spec.hidden_size * shape.itemsize,
             num_layers=sum(isinstance(layer, int) for layer in layers),
@@ -153,10 +157,11 @@ class PlannedRun:
 
     def moved(self) -> tuple[Moved, ...]:
         """Returns what offload moves in a step of the pipeline rank with the most parameters."""
-        work = self.work()
-        parts = state_parts(self.config, self.layout, buckets(self.fullest, self.layout))
-        again = work.num_gathered_twice / max(work.num_params, 1)
-        moved = moved_bytes(self.layout, parts, self.num_micro_batches, again)
+        families = self.work().families.values()
+        plans = buckets(self.fullest, self.layout)
+        parts = state_parts(self.config, self.layout, plans)
+        again = sum(each.num_gathered_twice for each in families) / max(sum(each.num_params for each in families), 1)
+        moved = moved_bytes(self.layout, plans, parts, self.num_micro_batches, again)
         return moved if self.config.offload.activations == "none" else (*moved, self._moved_activations())
 
     def _moved_activations(self) -> Moved:
@@ -182,7 +187,7 @@ def prepare_run(config: TrainConfig, num_ranks: int | None, resume: str = "auto"
         model=model,
         spec=spec,
         table=table,
-        ranks=tuple(local_params(table, layout, pp, 0) for pp in range(layout.pp)),
+        ranks=tuple(local_params(table, layout, pp * layout.stage_size) for pp in range(layout.pp)),
         num_micro_batches=num_micro_batches,
         simulation=simulate(schedule),
         notes=(*notes(config, layout), *absent),

@@ -6,6 +6,7 @@ from typing import Final
 from ...core.errors import ParallelError
 from ...core.integers import ceil_div, round_up
 from ...core.layout import Layout
+from ...core.local_params import experts_of
 from ...core.tensors import Table, num_layers, split_boxes
 from ...model.registry import architectures
 from ...model.shape import ModelKeys
@@ -25,8 +26,12 @@ def problems(config: TrainConfig, table: Table, num_ranks: int | None) -> list[s
         table: the model's tensors.
         num_ranks: the number of ranks of the job; None = as many as the layout needs.
     """
-    found = [*_axes(config, num_ranks), *_tensors(config, table), *_pipeline(config, table)]
-    return list(dict.fromkeys(found))
+    found = []
+    try:
+        layout = config.layout(num_ranks)
+    except ParallelError as error:
+        found, layout = [str(error)], Layout(tp=config.parallel.tp)
+    return list(dict.fromkeys([*found, *_tensors(layout, table), *_experts(layout, table), *_pipeline(config, table)]))
 
 
 def size_problems(config: TrainConfig, keys: ModelKeys, num_ranks: int | None) -> list[str]:
@@ -67,14 +72,7 @@ def refuse(found: list[str]) -> None:
         raise ParallelError("\n".join(f"({number}) {text}" for number, text in enumerate(found, start=1)))
 
 
-def _axes(config: TrainConfig, num_ranks: int | None) -> Iterator[str]:
-    try:
-        config.layout(num_ranks)
-    except ParallelError as error:
-        yield str(error)
-
-
-def _tensors(config: TrainConfig, table: Table) -> Iterator[str]:
+def _tensors(layout: Layout, table: Table) -> Iterator[str]:
     """Yields a sentence for each size of the model that tp does not divide; several tensors may share a size."""
     reasons: set[tuple[str, int]] = set()
     for spec in table:
@@ -84,10 +82,17 @@ def _tensors(config: TrainConfig, table: Table) -> Iterator[str]:
         if (spec.split.of, units) in reasons:
             continue
         try:
-            split_boxes(spec, config.parallel.tp, 0)
+            split_boxes(spec, layout.tp if spec.expert is None else layout.experts.tp, 0)
         except ParallelError as error:
             reasons.add((spec.split.of, units))
             yield str(error)
+
+
+def _experts(layout: Layout, table: Table) -> Iterator[str]:
+    try:
+        experts_of(table, layout, 0)
+    except ParallelError as error:
+        yield str(error)
 
 
 def _pipeline(config: TrainConfig, table: Table) -> Iterator[str]:

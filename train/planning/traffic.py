@@ -4,7 +4,7 @@ Bytes on the wire are those of ring algorithms: an all-reduce of n bytes over N 
 reduce-scatter or an all-gather half of that.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,12 +42,24 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
-class StepWork:
-    """The numbers of a rank's optimizer step that communication depends on.
+class FamilyWork:
+    """The numbers of elements of one family that a rank exchanges.
 
     Attributes:
         num_params: the number of elements of this rank's buckets.
         num_gathered_twice: the number of those that ZeRO stage 3 also gathers for backward.
+    """
+
+    num_params: int
+    num_gathered_twice: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """The numbers of a rank's optimizer step that communication depends on.
+
+    Attributes:
+        families: the elements of each family, by its name.
         itemsize: bytes of a parameter.
         hidden_bytes: the size of one micro-batch's hidden states, not split.
         num_layers: the number of layers on this rank.
@@ -56,8 +68,7 @@ class StepWork:
         recompute_full: whether backward runs the forward of every layer again.
     """
 
-    num_params: int
-    num_gathered_twice: int
+    families: Mapping[str, FamilyWork]
     itemsize: int
     hidden_bytes: int
     num_layers: int
@@ -68,7 +79,8 @@ class StepWork:
 
 def traffic(layout: Layout, work: StepWork) -> list[Traffic]:
     """Returns all communication that grows with the model or the batch; none for a single rank."""
-    return [*_tensor_parallel(layout, work), *_pipeline(layout, work), *_data_parallel(layout, work)]
+    data = [each for name, family in work.families.items() for each in _data_parallel(layout, work, name, family)]
+    return [*_tensor_parallel(layout, work), *_pipeline(layout, work), *data]
 
 
 def _tensor_parallel(layout: Layout, work: StepWork) -> Iterator[Traffic]:
@@ -92,18 +104,20 @@ def _pipeline(layout: Layout, work: StepWork) -> Iterator[Traffic]:
         yield Traffic("pp", "send", "hidden states and their gradients", layout.pp, calls, size)
 
 
-def _data_parallel(layout: Layout, work: StepWork) -> Iterator[Traffic]:
-    group = layout.group_size
-    replicas = layout.dense.num_copies
-    grads, params = work.num_params * FP32.itemsize, work.num_params * work.itemsize
+def _data_parallel(layout: Layout, work: StepWork, name: str, family: FamilyWork) -> Iterator[Traffic]:
+    """Yields the traffic of the ranks that hold the same tensors of a family."""
+    spread = layout.families[name]
+    axis = "edp" if name == "experts" else "dp" if layout.cp == 1 else "dp x cp"
+    group, copies = spread.group_size, spread.num_copies
+    grads, params = family.num_params * FP32.itemsize, family.num_params * work.itemsize
     if group > 1:
         calls = work.num_micro_batches if layout.zero >= 2 else 1
-        yield Traffic("dp", "reduce_scatter", "gradients", group, calls, grads)
+        yield Traffic(axis, "reduce_scatter", "gradients", group, calls, grads)
         if layout.zero < 3:
-            yield Traffic("dp", "all_gather", "parameters", group, 1, params)
+            yield Traffic(axis, "all_gather", "parameters", group, 1, params)
         else:
-            again = work.num_gathered_twice * work.itemsize
-            yield Traffic("dp", "all_gather", "parameters, forward", group, work.num_micro_batches, params)
-            yield Traffic("dp", "all_gather", "parameters, backward", group, work.num_micro_batches, again)
-    if replicas > 1:
-        yield Traffic("dp", "all_reduce", "gradients of replicas", replicas, 1, grads // group)
+            again = family.num_gathered_twice * work.itemsize
+            yield Traffic(axis, "all_gather", "parameters, forward", group, work.num_micro_batches, params)
+            yield Traffic(axis, "all_gather", "parameters, backward", group, work.num_micro_batches, again)
+    if copies > 1:
+        yield Traffic(axis, "all_reduce", "gradients of replicas", copies, 1, grads // group)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ...core.errors import TkError
+from ...core.families import TensorFamily
 from ...core.ownership import Owned
 from ...core.replicas import any_replicated, replicated, run_key, sharded_slots, shared_by_axis, weight_key
 from ...parallel.collectives import all_gather, all_reduce_max
@@ -31,13 +32,11 @@ class ReplicaCheck:
         self.snapshot = snapshot
         self.mesh = mesh
         self.needed = any_replicated(snapshot.table, mesh.layout)
-        shared = shared_by_axis(snapshot.table, mesh.layout, mesh.coordinates)
-        axes = (
-            (mesh.shard, shared.shard),
-            (mesh.replicate, shared.replicate),
-            (mesh.tp, shared.tp),
-            (mesh.embedding_group, shared.embedding),
-        )
+        shared = shared_by_axis(snapshot.table, mesh.layout, mesh.layout.rank(mesh.coordinates))
+        axes = [(mesh.embedding_group, shared.embedding)]
+        for name, items in shared.families.items():
+            shard, replicate = mesh.sharers(TensorFamily(name, {}))
+            axes += [(shard, items.shard), (replicate, items.replicate), (mesh.tp, items.tp)]
         self._axes = [(group, items) for group, items in axes if items]
         self._compared = {item for _, items in self._axes for item in items}
 

@@ -144,12 +144,12 @@ class FlatBuffers:
         self.dtype = dtype
         self.device = places.device
         self.copies = PinnedCopies()
-        at, layout = mesh.coordinates, mesh.layout
+        layout, rank = mesh.layout, mesh.layout.rank(mesh.coordinates)
         self.zero = layout.zero
         self._holds_masters = dtype == torch.float32 or (layout.zero == 3 and places.offload.optimizer == "none")
-        params = local_params(table, layout, at.pp, at.tp)
+        params = local_params(table, layout, rank)
         plans = buckets(params, layout)
-        self.shards: tuple[Shard, ...] = shards(plans, mesh.shard.size, mesh.shard.rank)
+        self.shards: tuple[Shard, ...] = shards(plans, layout, rank)
         self._owners = _owners(modules)
         self._gradients = self._open_gradients(plans, places)
         self._parameters = self._open_parameters(plans, places)
@@ -160,15 +160,18 @@ class FlatBuffers:
     def _open_gradients(self, plans: Sequence[Bucket], places: StatePlaces) -> StateStore | None:
         """Returns the store of gradients that are offloaded, whole buckets below stage 2; None if none are."""
         tier = places.offload.gradients
-        parts = 1 if self.zero < 2 else self.mesh.shard.size
-        sizes = [plan.size // parts for plan in plans]
+        sizes = [plan.size if self.zero < 2 else self._own_size(plan) for plan in plans]
         return None if tier == "none" else open_states(tier, [{SLOT: torch.float32}] * len(sizes), sizes, places)
 
     def _open_parameters(self, plans: Sequence[Bucket], places: StatePlaces) -> StateStore | None:
         """Returns the store of parameters that are offloaded; None if none are."""
-        sizes = [plan.size // self.mesh.shard.size for plan in plans]
+        sizes = [self._own_size(plan) for plan in plans]
         tier = places.offload.parameters
         return None if tier == "none" else open_states(tier, [{OWN_SLOT: self.dtype}] * len(sizes), sizes, places)
+
+    def _own_size(self, plan: Bucket) -> int:
+        """Returns the number of elements of a bucket that this rank updates."""
+        return plan.size // self.mesh.sharers(plan.family)[0].size
 
     def _bucket(self, index: int, plan: Bucket, fill: Fill) -> FlatBucket:
         shard, replicate = self.mesh.sharers(plan.family)
@@ -284,16 +287,18 @@ class FlatBuffers:
             yield shard, self.buckets[shard.bucket].own.read(shard.start, end)
 
     def owned_grad_square_sum(self) -> torch.Tensor:
-        """Returns the sum of squares of the gradient elements that this rank owns, an fp64 scalar.
+        """Returns this rank's share of the squared gradient norm, an fp64 scalar; their sum over all ranks is the norm.
 
-        Its sum over one replica of the mesh is the squared gradient norm: of all ranks with a copy of a tensor, one
-        owns it.
+        A rank counts the elements that it owns. Those ranks that update the same elements count an equal share each.
         """
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        totals: dict[int, torch.Tensor] = {}  # by the number of ranks that update the same elements
         for shard, grads in self.own_runs():
             if shard.piece.owner:
-                total += square_sum(grads).to(self.device)
-        return total
+                copies = self.buckets[shard.bucket].replicate.size
+                zero = torch.zeros((), dtype=torch.float64, device=self.device)
+                totals[copies] = totals.get(copies, zero) + square_sum(grads).to(self.device)
+        shares = [total / copies for copies, total in totals.items()]
+        return torch.stack(shares).sum() if shares else torch.zeros((), dtype=torch.float64, device=self.device)
 
 
 def _owners(modules: tuple[nn.Module, ...]) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:

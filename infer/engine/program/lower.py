@@ -118,7 +118,7 @@ def lower(spec: DecoderSpec, tp: int = 1, rank: int = 0, num_slices: int = 1) ->
     Raises:
         ParallelError: tp does not divide the model.
     """
-    params = local_params(spec.table, Layout(tp=tp), 0, rank)
+    params = local_params(spec.table, Layout(tp=tp), rank)
     rank_of = _Rank(spec, {param.name: param for param in params}, max(1, num_slices // tp))
     return Program(
         operations=tuple(rank_of.operations()),

@@ -40,16 +40,14 @@ LOGICAL = 4 * sum(math.prod(spec.shape) for spec in TABLE)  # bytes of one slot
 
 def held(table: tuple[TensorSpec, ...], layout: Layout, rank: int) -> list[ReadRequest]:
     """Returns the requests of an inference rank: every weight that it holds."""
-    at = layout.coordinates(rank)
-    params = local_params(table, layout, at.pp, at.tp)
+    params = local_params(table, layout, rank)
     return [ReadRequest(piece.tensor.name, piece.box) for param in params for piece in param.pieces]
 
 
 def updated(table: tuple[TensorSpec, ...], layout: Layout, rank: int, slots: dict[str, str]) -> list[ReadRequest]:
     """Returns the requests of a training rank: the ranges that it updates, of every slot."""
-    at = layout.coordinates(rank)
-    params = buckets(local_params(table, layout, at.pp, at.tp), layout)
-    mine = shards(params, layout.group_size, at.dp % layout.group_size, layout.sharding)
+    params = buckets(local_params(table, layout, rank), layout)
+    mine = shards(params, layout, rank)
     return [ReadRequest(shard.piece.tensor.name, shard.piece.box, slot, shard.flat) for slot in slots for shard in mine]
 
 

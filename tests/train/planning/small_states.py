@@ -28,4 +28,4 @@ def small_run(dp: int, zero: int, params: str, **offload: Any) -> tuple[TrainCon
     config = parse(text, TrainConfig, "test")
     layout = config.layout(None)
     table = with_run_slots(decoder_spec(ModelConfig(**LLAMA)).table, config.precision.params, config.optimizer)
-    return config, layout, local_params(table, layout, 0, 0)
+    return config, layout, local_params(table, layout, 0)

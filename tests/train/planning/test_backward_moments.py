@@ -17,7 +17,7 @@ ROWS, WIDE, LAYER = 512 * 64, 256 * 64, 256 * 64 + 64 + 64  # the layer with pad
 
 def _moments(zero: int, group_size: int, *, overlap: bool = True) -> list[Moment]:
     layout = Layout(dp=group_size, zero=zero, bucket_size=ROWS)
-    plans = buckets(local_params(TABLE, layout, 0, 0), layout)
+    plans = buckets(local_params(TABLE, layout, 0), layout)
     return list(backward_moments(plans, layout, 2, overlap))
 
 

@@ -18,11 +18,12 @@ def moved(zero: int, params: str, passes: int, offload: dict[str, str], shard_si
     config, layout, ranks = small_run(4, zero, params, **offload)
     config = config.model_copy(update={"zero": config.zero.model_copy(update={"shard_size": shard_size})})
     layout = config.layout(None)
-    parts = state_parts(config, layout, buckets(ranks, layout))
+    plans = buckets(ranks, layout)
+    parts = state_parts(config, layout, plans)
     own = sum(parts["optimizer"].sizes)
     return {
         each.part: pytest.approx([size / own for size in astuple(each)[1:]], rel=0.03)  # pages are padded
-        for each in moved_bytes(layout, parts, passes, gathered_twice=0.5)
+        for each in moved_bytes(layout, plans, parts, passes, gathered_twice=0.5)
     }
 
 

@@ -78,7 +78,7 @@ def test_the_copy_for_saves_is_counted_if_a_save_is_in_the_background(configure:
 def test_whole_buckets_are_counted_only_while_they_are_exchanged(configure: Configure) -> None:
     configs = {overlap: _config(configure, zero={"stage": 3, "overlap": overlap}) for overlap in (True, False)}
     layout = configs[True].layout(4)
-    params = local_params(decoder_spec(make_plan(configs[True], 4).model).table, layout, 0, 0)
+    params = local_params(decoder_spec(make_plan(configs[True], 4).model).table, layout, 0)
     held = {overlap: model_state_bytes(config, layout, params, 1).device for overlap, config in configs.items()}
     assert held[True]["buckets"] < held[False]["buckets"]
     assert held[True]["gathered parameters"] > held[False]["gathered parameters"] > 0

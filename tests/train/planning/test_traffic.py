@@ -3,11 +3,11 @@
 import pytest
 
 from tk.core.layout import Layout
-from tk.train.planning.traffic import Collective, StepWork, Traffic, traffic
+from tk.train.planning.traffic import Collective, FamilyWork, StepWork, Traffic, traffic
 
 
 def test_traffic_is_that_of_the_layout() -> None:
-    work = StepWork(1000, 900, 2, 64, 3, 5, False, False)
+    work = StepWork({"dense": FamilyWork(1000, 900)}, 2, 64, 3, 5, False, False)
     layout = Layout(tp=2, pp=2, dp=4, zero=3, shard_size=2)
     found = {(each.axis, each.collective, each.what): each for each in traffic(layout, work)}
     assert found["tp", "all_reduce", "hidden states"].calls == 4 * 3 * 5
@@ -37,7 +37,7 @@ def test_a_ring_of_four_ranks_sends_its_share(collective: Collective, sent: int)
 )
 def test_each_stage_of_zero_has_its_collectives(zero: int, expected: list[tuple[str, int, int]]) -> None:
     """1000 parameters in bf16 with gradients in fp32, and 5 micro-batches."""
-    work = StepWork(1000, 900, 2, 64, 3, 5, False, False)
+    work = StepWork({"dense": FamilyWork(1000, 900)}, 2, 64, 3, 5, False, False)
     found = traffic(Layout(dp=4, zero=zero), work)
     assert [(each.collective, each.calls, each.message_bytes) for each in found] == expected
     assert {(each.axis, each.ranks) for each in found} == {("dp", 4)}
@@ -45,7 +45,7 @@ def test_each_stage_of_zero_has_its_collectives(zero: int, expected: list[tuple[
 
 @pytest.mark.parametrize(("recompute_full", "passes"), [(False, 2), (True, 3)])
 def test_sequence_parallelism_splits_each_all_reduce_and_gathers_once_more(recompute_full: bool, passes: int) -> None:
-    work = StepWork(1000, 900, 2, 64, 3, 5, True, recompute_full)
+    work = StepWork({"dense": FamilyWork(1000, 900)}, 2, 64, 3, 5, True, recompute_full)
     gathers, scatters, sends = traffic(Layout(tp=2, pp=2), work)
     blocks = 2 * 3 * 5  # attention and MLP, layers, micro-batches
     assert (gathers.collective, gathers.calls) == ("all_gather", (passes + 1) * blocks)

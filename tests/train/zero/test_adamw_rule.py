@@ -211,9 +211,8 @@ def test_every_layout_gives_the_same_bits(table: tuple[TensorSpec, ...], layout:
     for values in after.values():
         rule(values, FACTORS)
     for rank in range(layout.world_size):
-        at = layout.coordinates(rank)
-        plans = buckets(local_params(table, layout, at.pp, at.tp), layout)
-        for shard in shards(plans, layout.group_size, at.dp % layout.group_size, layout.sharding):
+        plans = buckets(local_params(table, layout, rank), layout)
+        for shard in shards(plans, layout, rank):
             found, expected = (
                 _run(values[shard.piece.tensor.name], shard.piece, shard.flat) for values in (before, after)
             )

@@ -27,9 +27,8 @@ def test_every_element_of_every_run_has_its_index_in_the_whole_tensor(
 ) -> None:
     whole = {spec.name: np.arange(np.prod(spec.shape)).reshape(spec.shape) for spec in table}
     for rank in range(layout.world_size):
-        at = layout.coordinates(rank)
-        plans = buckets(local_params(table, layout, at.pp, at.tp), layout)
-        for shard in shards(plans, layout.group_size, at.dp % layout.group_size, layout.sharding):
+        plans = buckets(local_params(table, layout, rank), layout)
+        for shard in shards(plans, layout, rank):
             begin, end = shard.flat
             found = places(ElementIndex.of(shard.piece, begin), end - begin)
             expected = whole[shard.piece.tensor.name][shard.piece.box.slices].reshape(-1)[begin:end]
