@@ -47,8 +47,8 @@ def owned(table: Table, layout: Layout, rank: int) -> tuple[Owned, ...]:
     params = local_params(table, layout, rank)
     parts = buckets(params, layout)
     updated = shards(parts, layout, rank)
-    families = [
-        _Family(
+    holdings = [
+        _Holding(
             spread,
             spread.place(rank),
             [(p, (0, p.box.size)) for param in params if param.shared_by == name for p in param.pieces if p.owner],
@@ -60,13 +60,13 @@ def owned(table: Table, layout: Layout, rank: int) -> tuple[Owned, ...]:
     return tuple(
         Owned(piece.tensor.name, slot, piece.box, None if flat == (0, piece.box.size) else flat)
         for slot in ("weight", *dict.fromkeys(chain.from_iterable(spec.states for spec in table)))
-        for family in families
-        for piece, flat in _saved(family, slot, layout.zero, cut)
+        for held in holdings
+        for piece, flat in _saved(held, slot, layout.zero, cut)
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Family:
+class _Holding:
     """The tensors of one family on a rank, of those that its place owns.
 
     Attributes:
@@ -82,20 +82,20 @@ class _Family:
     updated: list[Run]
 
 
-def _saved(family: _Family, slot: str, zero: int, cut: bool) -> list[Run]:
+def _saved(held: _Holding, slot: str, zero: int, cut: bool) -> list[Run]:
     """Returns the runs of a slot that the rank saves; `cut` says whether weights below stage 3 are cut."""
-    spread, place = family.spread, family.place
+    spread, place = held.spread, held.place
     if slot == "weight" and zero < 3:
-        runs = _deal(family.whole, spread.data, place.data, cut)
+        runs = _deal(held.whole, spread.data, place.data, cut)
     elif zero == 0:
-        runs = _deal(_with_slot(family.whole, slot), spread.data, place.data, cut=True)
+        runs = _deal(_with_slot(held.whole, slot), spread.data, place.data, cut=True)
     else:
-        runs = _deal(_with_slot(family.updated, slot), spread.num_copies, place.copy, cut=True)
+        runs = _deal(_with_slot(held.updated, slot), spread.num_copies, place.copy, cut=True)
         if slot == "weight":
-            frozen = [run for run in family.whole if not run[0].tensor.trainable]
+            frozen = [run for run in held.whole if not run[0].tensor.trainable]
             runs += _deal(frozen, spread.data, place.data, cut=True)
     if slot == "weight" and place.data == 0:  # tensors without elements have no runs, but the checkpoint lists them
-        runs += [run for run in family.whole if 0 in run[0].tensor.shape]
+        runs += [run for run in held.whole if 0 in run[0].tensor.shape]
     return runs
 
 
