@@ -35,7 +35,7 @@ def moved_bytes(
     """Returns what each part moves; none without offload.
 
     Args:
-        layout: the layout.
+        layout: the numbers of ranks, and how they share states.
         plans: the rank's buckets.
         parts: the parts of the rank's model states.
         num_micro_batches: the number of micro-batches of the rank.
