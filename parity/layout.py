@@ -1,14 +1,12 @@
 """A layout of the comparison: the keys of a training configuration that spread a model over ranks."""
 
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from ..core.config import Section
 from ..train.config.sections import Tier
-
-OFFLOAD_AXES: Final = ("offload_optimizer", "offload_gradients", "offload_parameters", "offload_activations")
-FOREIGN_AXES: Final = ("dp", "zero", "shard_size", *OFFLOAD_AXES)  # what `initialize` supports
+from .axes import OFFLOAD_AXES
 
 
 class ParityLayout(Section):
@@ -19,6 +17,9 @@ class ParityLayout(Section):
         shard_size: the number of ranks that share one copy of the state; 0 = dp.
         tied: whether embedding and head are one tensor; None = as the model is configured.
         kv_heads: as many kv heads as heads, half as many, or tp / 2; None = as the model is configured.
+        experts: the architecture whose mixtures of experts the layers have, or "none"; None = as it is configured.
+        packing: as in [data]; None = as it is configured.
+        window: whether a query sees only a few positions; None = as the model is configured.
         offload_optimizer, offload_gradients, offload_parameters, offload_activations: the places of these, as in
             [offload].
         foreign: whether the model is a module of torch's layers, which `initialize` trains and torch's AdamW checks,
@@ -36,6 +37,9 @@ class ParityLayout(Section):
     recompute: Literal["none", "selective", "full"] = "none"
     tied: bool | None = None
     kv_heads: Literal["heads", "fewer", "fewer than tp"] | None = None
+    experts: Literal["none", "mixtral"] | None = None
+    packing: Literal["concat", "documents"] | None = None
+    window: bool | None = None
     offload_optimizer: Tier = "none"
     offload_gradients: Tier = "none"
     offload_parameters: Tier = "none"
@@ -67,6 +71,9 @@ class ParityLayout(Section):
         words += ["sp"] if self.sequence_parallel else []
         words += [f"recompute {self.recompute}"] if self.recompute != "none" else []
         words += ["tied"] if self.tied else []
+        words += [self.experts] if self.experts not in (None, "none") else []
+        words += ["documents"] if self.packing == "documents" else []
+        words += ["window"] if self.window else []
         words += [f"{key} on {place}" for key, place in self.offload.items() if place != "none"]
         words += [f"kv {self.kv_heads}"] if self.kv_heads not in (None, "heads") else []
         return " ".join(words)

@@ -11,8 +11,8 @@ from typing import Final
 
 from .. import __version__
 from ..core.progress import format_seconds
+from .axes import AXES
 from .judge import COMPARED_UPDATES, Bounds, Result, worst_first
-from .matrix import AXES
 
 COLUMNS: Final = ("layout", "loss", "grad norm", "gradients", "largest in", "updates", "seconds")
 AXIS_COLUMNS: Final = ("axis", "value", "layouts", "failed", "loss", "grad norm", "gradients", "updates")

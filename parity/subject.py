@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 from typing import Any, Final
 
 from ..core.config import parse
@@ -20,11 +21,17 @@ from ..train.config.initial_model import resolve
 from ..train.config.sections import OffloadSection, ParallelSection, RecomputeSection, ZeroSection
 from ..train.config.train_config import TrainConfig
 from ..train.pipeline.schedules import make_schedule
+from .axes import AXES, FOREIGN_AXES
 from .judge import COMPARED_UPDATES
-from .layout import FOREIGN_AXES, ParityLayout
+from .layout import ParityLayout
 
 MICRO_BATCHES: Final = 4  # of a foreign module's step, divided among the data-parallel ranks
 VOCAB_SIZE: Final = 301  # neither 2 nor 4 divides it
+WINDOW: Final = 5  # positions
+# With so many experts some of them are without a token in some micro-batches. Their balance weighs enough to show.
+MIXTURE: Final = MappingProxyType(
+    {"architecture": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.02}
+)
 SKIPPED_STEP: Final = 3  # of the built-in model, counted from 1: its gradients are made infinite
 # A larger learning rate would measure how training amplifies rounding, not how layouts differ: at 3e-3, changing the
 # weights of one process by 6e-8 changes the gradient norm by up to 4e-3 within 50 steps (at 1e-3: by 6e-6).
@@ -95,8 +102,9 @@ class Subject:
             return f"The model is the configuration's: {model.architecture}, hidden size {model.hidden_size}."
         return (
             f"The model is a Llama of hidden size {model.hidden_size}, {model.num_attention_heads} heads and a "
-            f"vocabulary of {VOCAB_SIZE},\nwith one layer more than stages; all data-parallel ranks together get a "
-            "single row for their last micro-batch of 2.\nGradients are clipped in every step; a decoder's are "
+            f"vocabulary of {VOCAB_SIZE},\nor a Mixtral with {MIXTURE['num_local_experts']} experts, with one layer "
+            "more than stages; all data-parallel ranks together get a\nsingle row for their last micro-batch of 2. "
+            "Gradients are clipped in every step; a decoder's are "
             f"infinite in step {SKIPPED_STEP}, which is skipped.\nA foreign module, torch's own layers under "
             "`initialize`, is compared with torch's AdamW."
         )
@@ -118,13 +126,13 @@ class Subject:
         data = self._base_data | {
             "model": self._base_data["model"] | ({} if layout.foreign else self._model(layout)),
             "train": self._base_data["train"] | ({} if layout.foreign else self._batch(layout)),
-            "parallel": self._base_data["parallel"]
-            | {key: getattr(layout, key) for key in ("tp", "pp", "dp", "schedule", "num_virtual_stages")}
-            | {"sequence_parallel": layout.sequence_parallel},
-            "offload": self._base_data["offload"] | layout.offload,
-            "zero": self._base_data["zero"] | {"stage": layout.zero, "shard_size": layout.shard_size},
-            "recompute": self._base_data["recompute"] | {"mode": layout.recompute},
+            "parallel": self._base_data["parallel"] | {"num_virtual_stages": layout.num_virtual_stages},
         }
+        for axis in AXES.values():
+            value = getattr(layout, axis.name)
+            if axis.key and value is not None:
+                section, key = axis.key.split(".")
+                data[section] = data[section] | {key: value}
         return parse(data, TrainConfig, str(layout))
 
     def reference(self, layout: ParityLayout) -> TrainConfig:
@@ -155,6 +163,10 @@ class Subject:
         result: dict[str, Any] = {}
         if self.varies_model:
             result["num_hidden_layers"] = layout.pp * layout.num_virtual_stages + 1  # one stage has one layer more
+        if layout.experts == "mixtral":
+            result |= MIXTURE
+        if layout.window:
+            result |= {"sliding_window": WINDOW} | ({} if "architecture" in result else {"architecture": "mistral"})
         if layout.tied is not None:
             result["tie_word_embeddings"] = layout.tied
         if layout.kv_heads is not None:
@@ -207,13 +219,16 @@ class Subject:
 
 
 def _documents() -> list[str]:
-    """Returns a corpus that can be learned: words of a small vocabulary, some of which often follow others."""
+    """Returns a corpus that can be learned: words of a small vocabulary, some of which often follow others.
+
+    Most documents are so short that a row holds several; others are longer than a row.
+    """
     random = Random(0)
     words = ["".join(random.choices("abcdefghijklmnopqrstuvwxyz", k=random.randint(2, 7))) for _ in range(60)]
     documents = []
-    for _ in range(300):
+    for number in range(2000):
         place, text = random.randrange(len(words)), []
-        for _ in range(random.randint(5, 60)):
+        for _ in range(random.randint(5, 60) if number % 20 == 0 else random.randint(1, 2)):
             place = (place * 7 + random.choice((1, 1, 1, 20))) % len(words)
             text.append(words[place])
         documents.append(" ".join(text) + "\n")

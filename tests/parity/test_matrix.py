@@ -6,8 +6,9 @@ from random import Random
 
 import pytest
 
-from tk.parity.layout import FOREIGN_AXES, OFFLOAD_AXES, ParityLayout
-from tk.parity.matrix import AXES, STATED, LayoutSpace, Matrix, matrix, rejection
+from tk.parity.axes import AXES, FOREIGN_AXES
+from tk.parity.layout import ParityLayout
+from tk.parity.matrix import LayoutSpace, Matrix, matrix, rejection
 from tk.parity.space import bits
 from tk.parity.subject import Subject
 from tk.tests.parity.test_covering import tuples
@@ -32,8 +33,9 @@ def covering(everything: Matrix) -> tuple[ParityLayout, ...]:
 def test_every_combination_is_a_layout_or_left_out_for_a_reason(everything: Matrix) -> None:
     places = 3**3 * 2  # of states, gradients and parameters; of activations
     foreign = 3 * 4 * 3 * places  # dp, ZeRO stages, shard sizes
-    assert everything.num_combinations == 3 * 3 * 3 * 4 * 4 * 3 * 2 * 3 * 2 * 3 * places + foreign
-    assert len(AXES) == 15
+    kinds = 2 * 2 * 2  # of models: with experts, documents, windows
+    assert everything.num_combinations == 3 * 3 * 3 * 4 * 4 * 3 * 2 * 3 * 2 * 3 * kinds * places + foreign
+    assert len(AXES) == 17
     # By hand. (tp, pp, dp) up to 8 ranks: 3 schedules at pp = 1, 4 beyond; ZeRO 1 only where dp > 1, and from it on as
     # many shard sizes as dp has divisors; at tp = 1 neither sequence parallelism nor fewer kv heads than tp. The rest:
     # 3 kinds of recomputation, tied or not. States on the device, or in 2 other places, then gradients in any of 3, and
@@ -44,8 +46,8 @@ def test_every_combination_is_a_layout_or_left_out_for_a_reason(everything: Matr
     for tp, pp, dp in product((1, 2, 4), (1, 2, 4), (1, 2, 4)):
         if tp * pp * dp <= 8:
             schedules, kv = (3 if pp == 1 else 4), (2 if tp == 1 else 3)
-            expected += schedules * spread[dp] * kv * (1 if tp == 1 else 2) * 3 * 2
-    assert everything.num_layouts == 2 * expected == 164_440
+            expected += schedules * spread[dp] * kv * (1 if tp == 1 else 2) * 3 * 2 * kinds
+    assert everything.num_layouts == 2 * expected == 1_312_552
     assert everything.left_out()["tp x pp x dp is more than 8 ranks"] > 0
     assert everything.num_layouts + everything.left_out().total() == everything.num_combinations
 
@@ -60,7 +62,12 @@ def test_rules_on_few_axes_leave_out_what_the_check_of_a_whole_layout_refuses(
             mask = sum(random.choice(list(bits(column))) for column in space.columns)
             row = space.row(mask)
             named = dict(zip(space.axes, row, strict=True))
-            stated = any(rule.reason(*map(named.get, rule.axes)) for rule in STATED)
+            stated = any(
+                rule.reason(*map(named.get, rule.axes))
+                for axis in AXES.values()
+                for rule in axis.rules
+                if set(rule.axes) <= set(named)
+            )
             valid = not stated and not rejection(space.layout(row), subject, 8)
             assert list(space.solutions(mask, space.in_order)) == ([mask] if valid else []), named
             num_valid += valid
@@ -93,9 +100,9 @@ def values(layouts: Iterable[ParityLayout], axes: Iterable[str]) -> list[tuple[o
 
 @pytest.mark.parametrize("fewer", [True, pytest.param(False, marks=pytest.mark.matrix)])
 def test_layouts_cover_all_triples_and_all_pairs_with_offload(subject: Subject, fewer: bool) -> None:
-    free = {"sequence_parallel", "recompute", "tied", "kv_heads"} if fewer else set()
-    axes = {axis: AXES[axis] for axis in AXES if axis not in {"foreign", *free}}
-    triples = [axis for axis in axes if axis not in OFFLOAD_AXES]
+    free = {"sequence_parallel", "recompute", "tied", "kv_heads", "experts", "packing", "window"}
+    axes = {name: axis.values for name, axis in AXES.items() if name not in (free if fewer else {"packing", "window"})}
+    triples = [axis for axis in axes if AXES[axis].strength == 3]
     space = LayoutSpace(subject, 8, axes)
     layouts, kept = list(map(space.layout, space.rows())), list(space.covering())
     assert set(kept) <= set(layouts)
@@ -115,6 +122,7 @@ def test_a_configuration_of_the_users_keeps_its_model(subject: Subject) -> None:
     theirs = matrix(Subject.of(subject.base, 10, None), 2)
     assert theirs.num_layouts > 0
     assert {(layout.tied, layout.kv_heads, layout.foreign) for layout in theirs.layouts()} == {(None, None, False)}
+    assert {(layout.experts, layout.packing, layout.window) for layout in theirs.layouts()} == {(None, None, None)}
     heads = subject.base.model_copy(update={"model": subject.base.model.model_copy(update={"intermediate_size": 49})})
     odd = matrix(Subject.of(heads, 10, None), 2)
     assert {layout.tp for layout in odd.layouts()} == {1}

@@ -13,10 +13,11 @@ import torch
 
 from tk.core.config import parse
 from tk.parallel.mesh import Mesh
+from tk.parity.axes import AXES, FOREIGN_AXES, OFFLOAD_AXES
 from tk.parity.covering import covering_rows
 from tk.parity.foreign import make_module, micro_batch
-from tk.parity.layout import FOREIGN_AXES, OFFLOAD_AXES, ParityLayout
-from tk.parity.matrix import AXES, LayoutSpace
+from tk.parity.layout import ParityLayout
+from tk.parity.matrix import LayoutSpace
 from tk.parity.subject import MICRO_BATCHES, SKIPPED_STEP, Subject
 from tk.tests.rank_pool import RankPool
 from tk.train.config.train_config import TrainConfig
@@ -57,7 +58,7 @@ CHOSEN = [
 def all_pairs() -> list[ParityLayout]:
     """Returns offloaded layouts of up to four ranks in which any two values of any two axes meet."""
     subject, layouts = Subject.built_in(Path("nothing is written"), STEPS, "fp32"), []
-    values = {axis: values for axis, values in AXES.items() if axis != "foreign"}
+    values = {name: axis.values for name, axis in AXES.items()}
     values["offload_optimizer"] = ("cpu", "disk")
     for foreign in (False, True):
         axes = {axis: values[axis] for axis in (FOREIGN_AXES if foreign else values)}
