@@ -13,8 +13,8 @@ class ParityAxis:
     """An axis of the matrix.
 
     Attributes:
-        name: the field of ParityLayout.
-        values: its values.
+        name: that of the field of ParityLayout.
+        values: all that layouts have, beginning with the default.
         key: the key of a training configuration that takes the value, "section.key"; "" if the subject translates it.
         strength: the default set has every combination of values of so many axes of at least this strength, 2 or 3.
         of_model: whether it varies the model or its data, and not the ranks; a user's own model has it as configured.
