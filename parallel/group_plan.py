@@ -1,12 +1,19 @@
 """The groups of one rank in a layout, as plain data: the ranks of each, and the work to make all of them at start.
 
-In every group are the ranks whose numbers along the other axes are equal. An example: pp 2, dp 4 with a shard_size of 2
-(replicate 2 x shard 2), tp 2, and the groups of rank 0, which only their members make:
+In a group are the ranks that differ in one of their numbers only. Ranks are numbered in two ways: as holders of what
+every token uses, pp x replicate x shard x tp where replicate x shard = dp x cp; and as holders of single experts, pp x
+expert_replicate x expert_shard x ep x expert_tp. An example: the ranks of one stage at dp 2, cp 2, tp 2, ep 4,
+expert_tp 1, ZeRO stage 1 with a shard_size of 2, and the groups of rank 0:
 
-    replicate, shard      0,0     0,1     1,0     1,1        pp          0 8
-    pp 0                  0 1     2 3     4 5     6 7        replicate   0 4
-    pp 1                  8 9    10 11   12 13   14 15       shard       0 2
-    (the ranks of tp 0 and 1 beside each other)              tp          0 1
+              tp 0  tp 1                 ep 0  ep 1  ep 2  ep 3        pp         0      tp         0 1
+    dp 0 cp 0    0     1        edp 0       0     1     2     3        replicate  0 4    cp         0 2
+         cp 1    2     3        edp 1       4     5     6     7        shard      0 2    ep         0 1 2 3
+    dp 1 cp 0    4     5                                               expert_replicate  0 4
+         cp 1    6     7                                               expert_shard      0
+
+Groups are made by their members only. Axes whose groups have equal ranks share one group, here replicate and
+expert_replicate, but not shard and cp: the exchange of buckets orders the operations of one, the layers those of the
+other.
 
 In every round each rank makes one group, alone if it must: torch names a group after its ranks and after the number of
 groups that the rank has made before, so members with different numbers would wait for each other for ever.
@@ -18,18 +25,27 @@ from typing import Final, Literal, TypeAlias
 
 from ..core.layout import Layout
 
-Axis: TypeAlias = Literal["pp", "replicate", "shard", "cp", "tp", "kv_heads", "embedding_group"]
+Axis: TypeAlias = Literal[
+    "pp",
+    "replicate",
+    "shard",
+    "expert_replicate",
+    "expert_shard",
+    "embedding_group",
+    "tp",
+    "cp",
+    "ep",
+    "expert_tp",
+    "kv_heads",
+]
 # Who orders the operations of a group. Axes whose groups have the same ranks share one group only within an order:
 # messages of one group are matched by their order, and buckets are exchanged while layers are computed.
-_ORDERS: Final[dict[Axis, str]] = {
-    "pp": "the schedule of the pipeline",
-    "replicate": "the exchange of buckets",
-    "shard": "the exchange of buckets",
-    "cp": "the layers",
-    "tp": "the layers",
-    "kv_heads": "the layers",
-    "embedding_group": "the exchange of buckets",
+_ORDERS: Final[dict[str, tuple[Axis, ...]]] = {
+    "the schedule of the pipeline": ("pp",),
+    "the exchange of buckets": ("replicate", "shard", "expert_replicate", "expert_shard", "embedding_group"),
+    "the layers": ("tp", "cp", "ep", "expert_tp", "kv_heads"),
 }
+_ORDER_OF: Final = {axis: order for order, axes in _ORDERS.items() for axis in axes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +72,25 @@ def plan_groups(layout: Layout, num_kv_heads: int, tied: bool, rank: int) -> tup
     """
     found: dict[tuple[str, tuple[int, ...]], list[Axis]] = {}
     for axis, ranks in _ranks_by_axis(layout, num_kv_heads, tied, rank):
-        found.setdefault((_ORDERS[axis], ranks), []).append(axis)
+        found.setdefault((_ORDER_OF[axis], ranks), []).append(axis)
     return tuple(PlannedGroup(ranks, tuple(axes)) for (_, ranks), axes in found.items())
 
 
 def _ranks_by_axis(layout: Layout, num_kv_heads: int, tied: bool, rank: int) -> Iterable[tuple[Axis, tuple[int, ...]]]:
     """Yields the ranks of each of a rank's groups; no axis along which every rank of the world is alone."""
-    tp, shards = layout.tp, layout.group_size
+    dense, experts = layout.dense, layout.experts
+    copy, expert_rank = dense.tp * dense.group_size, experts.tp * experts.ep
     strides: dict[Axis, tuple[int, int]] = {  # the distance of neighbours along an axis, and the number of ranks
         "pp": (layout.stage_size, layout.pp),
-        "replicate": (shards * tp, layout.data // shards),
-        "shard": (tp, shards),
-        "cp": (tp, layout.cp),
-        "tp": (1, tp),
-        "kv_heads": (1, max(1, tp // num_kv_heads)),
+        "replicate": (copy, dense.num_copies),
+        "shard": (dense.tp, dense.group_size),
+        "tp": (1, dense.tp),
+        "kv_heads": (1, max(1, dense.tp // num_kv_heads)),
+        "cp": (dense.tp, layout.cp),
+        "expert_replicate": (expert_rank * experts.group_size, experts.num_copies),
+        "expert_shard": (expert_rank, experts.group_size),
+        "ep": (experts.tp, experts.ep),
+        "expert_tp": (1, experts.tp),
     }
     for axis, (stride, size) in strides.items():
         if size > 1:

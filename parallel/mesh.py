@@ -87,11 +87,14 @@ class Mesh:
         coordinates: this rank's index along each axis.
         world: all ranks.
         pp: the stages of this rank's pipeline.
-        replicate: the ranks that hold the same optimizer shard (all of dp at ZeRO stage 0).
+        replicate: the ranks that hold the same optimizer shard (all of dp x cp at ZeRO stage 0).
         shard: the ranks over which one copy of the optimizer state is sharded.
         tp: the ranks that share this rank's layers.
+        cp: the ranks that share this rank's rows; each computes some of their positions.
+        ep: the ranks that hold different experts and exchange tokens.
+        expert_tp: the ranks that share this rank's experts.
+        expert_replicate, expert_shard: as `replicate` and `shard`, for the optimizer states of experts.
         kv_heads: the ranks that hold the same kv heads, if tp exceeds the number of kv heads; else ALONE.
-        cp: the ranks that compute the other positions of this rank's rows.
         embedding_group: the first and the last stage of this rank's pipeline, if both hold the tied embedding and this
             rank is one of them; else ALONE.
     """
@@ -103,13 +106,21 @@ class Mesh:
     replicate: Group
     shard: Group
     tp: Group
-    kv_heads: Group = ALONE
     cp: Group = ALONE
+    ep: Group = ALONE
+    expert_tp: Group = ALONE
+    expert_replicate: Group = ALONE
+    expert_shard: Group = ALONE
+    kv_heads: Group = ALONE
     embedding_group: Group = ALONE
 
     def sharers(self, family: TensorFamily) -> tuple[Group, Group]:
         """Returns the ranks over which the buckets of a family are sharded, and those that update the same range."""
-        return {"dense": (self.shard, self.replicate)}[family.name]
+        groups = {
+            "dense": (self.shard, self.replicate),
+            "experts": (self.expert_shard, self.expert_replicate),
+        }
+        return groups[family.name]
 
     @staticmethod
     def alone(layout: Layout = ONE_RANK) -> "Mesh":
@@ -146,7 +157,7 @@ class Mesh:
                 f"{layout.world_size} ranks, but {world} were started."
             )
         rank, meeting = dist.get_rank(), Meeting()
-        found: dict[str, Group] = {}
+        found: dict[str, Group] = dict.fromkeys(("pp", "replicate", "shard", "tp"), ALONE)
         with ExitStack() as stack:
             links = None
             if dist.get_backend() == "gloo":
@@ -158,13 +169,7 @@ class Mesh:
             layout,
             layout.coordinates(rank),
             Group(dist.group.WORLD, rank, world, link),
-            pp=found.get("pp", ALONE),
-            replicate=found.get("replicate", ALONE),
-            shard=found.get("shard", ALONE),
-            tp=found.get("tp", ALONE),
-            kv_heads=found.get("kv_heads", ALONE),
-            cp=found.get("cp", ALONE),
-            embedding_group=found.get("embedding_group", ALONE),
+            **found,
         )
 
 

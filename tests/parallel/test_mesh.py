@@ -7,13 +7,14 @@ import torch
 import torch.distributed as dist
 
 from tk.core.errors import ParallelError
+from tk.core.families import TensorFamily
 from tk.core.layout import Layout
 from tk.core.places import Coordinates
 from tk.parallel.collectives import all_gather
 from tk.parallel.mesh import ALONE, Group, Mesh, cpu_shard_group, join_world
 from tk.tests.rank_pool import RankPool
 
-AXES = ("world", "pp", "replicate", "shard", "cp", "tp", "kv_heads", "embedding_group")
+AXES = tuple(slot for slot in Mesh.__slots__ if slot not in ("layout", "coordinates"))
 EVERY = [[0, 1, 2, 3]] * 4
 EACH = [[0], [1], [2], [3]]
 NEIGHBOURS = [[0, 1], [0, 1], [2, 3], [2, 3]]
@@ -37,23 +38,47 @@ def members(layout: dict[str, Any], num_kv_heads: int, tied: bool) -> dict[str, 
 @pytest.mark.parametrize(
     ("layout", "num_kv_heads", "tied", "expected"),
     [
-        ({"tp": 4}, 2, True, {"tp": EVERY, "kv_heads": NEIGHBOURS}),
-        ({"tp": 2, "dp": 2, "zero": 0}, 4, False, {"tp": NEIGHBOURS, "replicate": APART}),
-        ({"tp": 2, "dp": 2, "zero": 1}, 4, False, {"tp": NEIGHBOURS, "shard": APART}),
-        ({"dp": 4, "zero": 3, "shard_size": 2}, 4, False, {"shard": NEIGHBOURS, "replicate": APART}),
-        ({"cp": 2, "tp": 2}, 4, False, {"cp": APART, "tp": NEIGHBOURS, "replicate": APART}),
-        ({"dp": 2, "cp": 2, "zero": 2}, 4, False, {"cp": NEIGHBOURS, "shard": EVERY}),
-        ({"pp": 2, "tp": 2}, 4, False, {"pp": APART, "tp": NEIGHBOURS}),
-        ({"pp": 2, "tp": 2}, 4, True, {"pp": APART, "tp": NEIGHBOURS, "embedding_group": APART}),
+        ({"tp": 4}, 2, True, {"tp expert_tp": EVERY, "kv_heads": NEIGHBOURS}),
+        ({"tp": 2, "dp": 2, "zero": 0}, 4, False, {"tp expert_tp": NEIGHBOURS, "replicate expert_replicate": APART}),
+        ({"tp": 2, "dp": 2, "zero": 1}, 4, False, {"tp expert_tp": NEIGHBOURS, "shard expert_shard": APART}),
+        (
+            {"dp": 4, "zero": 3, "shard_size": 2},
+            4,
+            False,
+            {"shard expert_shard": NEIGHBOURS, "replicate expert_replicate": APART},
+        ),
+        (
+            {"cp": 2, "tp": 2},
+            4,
+            False,
+            {"cp": APART, "tp expert_tp": NEIGHBOURS, "replicate expert_replicate": APART},
+        ),
+        ({"dp": 2, "cp": 2, "zero": 2}, 4, False, {"cp": NEIGHBOURS, "shard expert_shard": EVERY}),
+        ({"pp": 2, "tp": 2}, 4, False, {"pp": APART, "tp expert_tp": NEIGHBOURS}),
+        ({"pp": 2, "tp": 2}, 4, True, {"pp": APART, "tp expert_tp": NEIGHBOURS, "embedding_group": APART}),
         ({"pp": 4}, 4, True, {"pp": EVERY, "embedding_group": [[0, 3], [1], [2], [0, 3]]}),
+        (
+            {"cp": 2, "dp": 2, "zero": 1, "shard_size": 2, "ep": 2},
+            4,
+            False,
+            {"cp shard ep": NEIGHBOURS, "replicate expert_replicate": APART},
+        ),
+        (
+            {"cp": 2, "tp": 2, "zero": 2, "ep": 2, "expert_tp": 2},
+            4,
+            False,
+            {"tp expert_tp": NEIGHBOURS, "cp shard ep": APART},
+        ),
+        ({"tp": 2, "dp": 2, "ep": 4}, 4, False, {"tp": NEIGHBOURS, "replicate": APART, "ep": EVERY}),
     ],
 )
 def test_every_axis_has_its_ranks(
     rank_pool: RankPool, layout: dict[str, Any], num_kv_heads: int, tied: bool, expected: dict[str, list[list[int]]]
 ) -> None:
     found = rank_pool.run(members, 4, layout=layout, num_kv_heads=num_kv_heads, tied=tied)
+    by_axis = {axis: ranks for axes, ranks in expected.items() for axis in axes.split()}
     for axis in AXES:
-        wanted = expected.get(axis, EVERY if axis == "world" else EACH)
+        wanted = by_axis.get(axis, EVERY if axis == "world" else EACH)
         assert [rank[axis] for rank in found] == wanted, axis
 
 
@@ -61,7 +86,21 @@ def build_for_too_many() -> str:
     """Returns the error of a layout that needs more ranks than there are."""
     with pytest.raises(ParallelError) as error:
         Mesh.build(Layout(tp=4, dp=2), 4)
+    with pytest.raises(ParallelError, match="pp x dp x cp x tp = 1 x 1 x 3 x 1 needs 3 ranks"):
+        Mesh.build(Layout(cp=3), 4)
     return str(error.value)
+
+
+def sharers_of_experts() -> list[int]:
+    """Returns the sizes of the groups that share dense tensors, and experts."""
+    mesh = Mesh.build(Layout(tp=2, dp=2, ep=2, zero=1), 2, timeout_seconds=60)
+    assert mesh.sharers(TensorFamily("experts", {})) == (mesh.expert_shard, mesh.expert_replicate)
+    assert mesh.sharers(TensorFamily("dense", {})) == (mesh.shard, mesh.replicate)
+    return [mesh.shard.size, mesh.replicate.size, mesh.expert_shard.size, mesh.expert_replicate.size]
+
+
+def test_experts_have_sharers_of_their_own(rank_pool: RankPool) -> None:
+    assert rank_pool.run(sharers_of_experts, 4) == [[2, 1, 2, 1]] * 4
 
 
 def test_a_layout_of_another_number_of_ranks_is_refused(rank_pool: RankPool) -> None:

@@ -60,9 +60,6 @@ class GradientExchange:
     Attributes:
         offloaded: whether gradients leave the device between passes.
         every_pass: whether every backward pass of a step exchanges its gradients; else only the last one does.
-        all_reduce_only: whether one all-reduce over the data-parallel ranks is the whole exchange of a bucket: at
-            stages 0 and 1 with a shard group of one rank. Else a bucket is reduce-scattered over the shard group, and
-            `finish` sums the parts over the replicas.
         on_complete: for each stage, a function that is called with a bucket once it is complete.
         by_agreement: whether an Agreement starts the exchanges (`num_complete`, `start_exchanges`); else the hooks do.
             At stage 3 gathers come in between, and all ranks must start gathers and exchanges in one order.
@@ -76,7 +73,6 @@ class GradientExchange:
         self.overlap = overlap
         self.offloaded = buffers.gradients_offloaded
         self.every_pass = buffers.zero >= 2
-        self.all_reduce_only = not self.every_pass and self.mesh.shard.size == 1
         self.on_complete: list[Callable[[FlatBucket], None]] = []
         self.by_agreement = False
         self.closed = False
@@ -166,7 +162,7 @@ class GradientExchange:
     def _add_late(self, bucket: FlatBucket, grads: torch.Tensor | None) -> None:
         if grads is None:
             grads = torch.zeros(bucket.plan.size, dtype=torch.float32, device=self.buffers.device)
-        if self.all_reduce_only:
+        if self._is_one_sum(bucket):
             bucket.sum.add(all_reduce(grads, bucket.replicate))
         else:
             part = torch.empty(bucket.own.size, device=self.buffers.device)
@@ -177,7 +173,7 @@ class GradientExchange:
         """Waits for all exchanges of the step. Then `sum` of every bucket is that over all ranks."""
         self._wait(0)
         for bucket in self.buffers.buckets:
-            if not self.all_reduce_only:
+            if not self._is_one_sum(bucket):
                 self._sum_over(bucket, bucket.replicate)
             self._sum_over(bucket, bucket.ends)  # tied parameters have buckets of their own, cut alike on both stages
             if not self.closed:
@@ -251,6 +247,13 @@ class GradientExchange:
             self._in_flight.append(self._start_exchange(bucket))
         stage.next = max(stage.next, end)
 
+    def _is_one_sum(self, bucket: FlatBucket) -> bool:
+        """Whether one all-reduce over the replicas is the whole exchange of a bucket: stages 0 and 1, unless sharded.
+
+        Else a bucket is reduce-scattered over its shard group, and `finish` sums the parts over the replicas.
+        """
+        return not self.every_pass and bucket.shard.size == 1
+
     def _start_exchange(self, bucket: FlatBucket) -> Callable[[], object]:
         """Starts the exchange of a bucket; returns the function that waits for it."""
         grads = bucket.grads
@@ -258,7 +261,7 @@ class GradientExchange:
             grads = self._new_grads(bucket, stashed=True)
         if self.every_pass or self.offloaded:
             bucket.grads = None
-        if self.all_reduce_only:
+        if self._is_one_sum(bucket):
             pending = start_all_reduce(grads, bucket.replicate)
             return partial(_end_exchange, pending, bucket, grads, grads, False) if self.offloaded else pending.wait
         part = torch.empty(bucket.own.size, device=self.buffers.device)
