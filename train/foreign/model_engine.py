@@ -146,7 +146,7 @@ class ModelEngine:
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Never:
         raise ConfigError(
-            "An engine cannot be copied or pickled: its buffers belong to a job of several ranks. Copy engine.module, "
+            "A training engine cannot be copied or pickled: its buffers belong to a job of ranks. Copy engine.module, "
             "or save with engine.save."
         )
 
