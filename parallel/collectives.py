@@ -4,7 +4,7 @@ Reductions are sums, and the caller divides: gloo's averaging was silently wrong
 torch go by their newer names, and by their older ones where torch is older.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import torch
@@ -187,6 +187,29 @@ def all_gather_dim(part: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
 def reduce_scatter_dim(values: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
     """Sums `values` over the group and returns this rank's equal part of the sum along `dim` (negative)."""
     return start_reduce_scatter_dim(values, dim, group).wait()
+
+
+def start_all_to_all(rows: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: Group) -> PendingResult:
+    """Starts to send rows [sum(sent), ...] to all ranks; the result [sum(received), ...] has theirs in rank order.
+
+    Args:
+        rows: contiguous; those for rank 0 come first, then those for rank 1, and so on.
+        sent: the number of rows for each rank.
+        received: the number of rows from each rank.
+        group: the ranks; each passes as many rows to another as the other expects.
+    """
+    if group.size == 1:
+        return PendingResult(rows)
+    output = rows.new_empty(sum(received), *rows.shape[1:])
+    if link := link_for(rows, group):
+        theirs, ours = rows.split(list(sent)), output.split(list(received))
+        ours[group.rank].copy_(theirs[group.rank])
+        peers = link.connections
+        return PendingResult(output, link.exchange({r: theirs[r] for r in peers}, {r: ours[r] for r in peers}))
+    splits = (list(received), list(sent))
+    return PendingResult(
+        output, dist.all_to_all_single(output, rows, *splits, group=group.process_group, async_op=True)
+    )
 
 
 def broadcast(tensor: torch.Tensor, group: Group) -> torch.Tensor:

@@ -22,14 +22,14 @@ _WITHOUT_KERNELS: Final = frozenset(
 )
 
 
-def _in_fp32(tensor: torch.Tensor) -> bool:
+def in_fp32(tensor: torch.Tensor) -> bool:
     """Returns whether products of a tensor are computed in fp32 on its device."""
     return tensor.dtype in _WITHOUT_KERNELS and tensor.device.type == "cpu"
 
 
 def linear(x_ND: torch.Tensor, weight_FD: torch.Tensor, bias_F: torch.Tensor | None = None) -> torch.Tensor:
     """Returns x W^T plus the bias: [..., D] -> [..., F], all of one dtype."""
-    if not _in_fp32(weight_FD):
+    if not in_fp32(weight_FD):
         return F.linear(x_ND, weight_FD, bias_F)
     y_NF: torch.Tensor = _Linear.apply(x_ND, weight_FD, bias_F)  # type: ignore[no-untyped-call]
     return y_NF
@@ -37,7 +37,7 @@ def linear(x_ND: torch.Tensor, weight_FD: torch.Tensor, bias_F: torch.Tensor | N
 
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Returns `torch.matmul` of two tensors, outside of autograd."""
-    return torch.matmul(a.float(), b.float()).to(a.dtype) if _in_fp32(a) else torch.matmul(a, b)
+    return torch.matmul(a.float(), b.float()).to(a.dtype) if in_fp32(a) else torch.matmul(a, b)
 
 
 class _Linear(torch.autograd.Function):

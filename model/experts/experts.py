@@ -4,12 +4,13 @@ Letters: P pairs of a token and one of its experts, D hidden size, I intermediat
 experts.
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import nn
 
-from ...parallel.products import linear
+from ...parallel.grouped_products import grouped_linear
 from ..activation import swiglu
 from ..placement import Placement
 from ..recompute import recomputed
@@ -25,21 +26,17 @@ class Experts(nn.Module):
         self.gate_up_proj = place.empty(f"{name}.gate_up_proj")
         self.down_proj = place.empty(f"{name}.down_proj")
 
-    def forward(self, x_PD: torch.Tensor, counts_E: list[int]) -> torch.Tensor:
+    def forward(self, x_PD: torch.Tensor, counts_E: Sequence[int]) -> torch.Tensor:
         """Maps tokens [P, D] to their experts' outputs [P, D].
 
         Args:
             x_PD: the tokens of the first expert, then those of the second one, and so on.
             counts_E: the number of tokens of each expert.
         """
-        outputs = [
-            linear(self.activation(linear(x, gate_up)), down) if len(x) else x
-            for x, (gate_up, down) in zip(x_PD.split(counts_E), self.weights(), strict=True)
-        ]
-        return torch.cat(outputs)
+        gate_up, down = self.weights()
+        return grouped_linear(self.activation(grouped_linear(x_PD, gate_up, counts_E)), down, counts_E)
 
-    def weights(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Returns each expert's gate and up [2I, D] and down [D, I]."""
-        stacked = (weight.unflatten(0, (self.num_experts, -1)) for weight in (self.gate_up_proj, self.down_proj))
-        gate_ups, downs = (weight.unbind() for weight in stacked)
-        return list(zip(gate_ups, downs, strict=True))
+    def weights(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns all experts' gate and up, [E, 2I, D], and down, [E, D, I]."""
+        gate_up, down = (weight.unflatten(0, (self.num_experts, -1)) for weight in (self.gate_up_proj, self.down_proj))
+        return gate_up, down

@@ -3,7 +3,7 @@
 The router is replicated, so every rank sends the same tokens to the same experts; no token is dropped. Outputs and
 gradients after `enter_block` are partial sums, the router's gradient too (`TensorSpec.partial_grad`).
 
-Letters: T tokens, D hidden size, E experts, K of them per token, P = T K pairs of a token and one of its experts.
+Letters: T tokens, D hidden size, E experts, K of them per token, P pairs of a token and one of its experts.
 """
 
 import torch
@@ -15,6 +15,7 @@ from ..placement import Placement
 from ..spec import ExpertsSpec
 from .experts import Experts
 from .router import ExpertChoice, Router
+from .token_pairs import TokenPairs
 
 
 class MixtureOfExperts(nn.Module):
@@ -51,14 +52,9 @@ class MixtureOfExperts(nn.Module):
         return balance.attach(self.layer, y_ND, loss, self.num_sparse_layers, self.tp.size)
 
     def _sum_of_experts(self, x_TD: torch.Tensor, choice: ExpertChoice) -> torch.Tensor:
-        """Returns the weighted sum of each token's experts, summed in fp32 in ascending order of experts."""
-        sums_TD = torch.zeros(x_TD.shape, dtype=torch.float32, device=x_TD.device)
-        # Sorted stably: the gradient of an expert's weights is summed over its tokens in their order on every layout.
-        by_expert_P = choice.chosen_TK.flatten().argsort(stable=True)
-        counts_E = choice.chosen_TK.flatten().bincount(minlength=self.experts.num_experts).tolist()
-        tokens_P = by_expert_P // choice.chosen_TK.shape[1]
-        y_PD = self.experts(x_TD[tokens_P], counts_E).float() * choice.weights_TK.flatten()[by_expert_P].unsqueeze(-1)
-        # One expert at a time, to which a token belongs once: a device adds to equal places in no fixed order.
-        for tokens, y in zip(tokens_P.split(counts_E), y_PD.split(counts_E), strict=True):
-            sums_TD.index_add_(0, tokens, y)
-        return sums_TD.to(x_TD.dtype)
+        """Returns the weighted sum of each token's experts."""
+        chosen_TK, order_TK = choice.chosen_TK.sort(dim=-1)
+        pairs = TokenPairs.by_expert(chosen_TK)
+        counts_E = chosen_TK.flatten().bincount(minlength=self.experts.num_experts).tolist()
+        y_PD = self.experts(pairs.spread(x_TD), counts_E)
+        return pairs.weighted_sum(y_PD, choice.weights_TK.gather(-1, order_TK))

@@ -27,7 +27,7 @@ def tokens(num_tokens: int) -> torch.Tensor:
 def one_by_one(block: MixtureOfExperts, x_TD: torch.Tensor, normalize: bool) -> torch.Tensor:
     """Returns the output [T, D] of every token's experts, in fp64."""
     outputs = []
-    experts = [(gate_up.double(), down.double()) for gate_up, down in block.experts.weights()]
+    experts = [(gate_up.double(), down.double()) for gate_up, down in zip(*block.experts.weights(), strict=True)]
     for x_D in x_TD.double():
         scores = (block.gate.weight.double() @ x_D).exp()
         probabilities = scores / scores.sum()
@@ -79,7 +79,7 @@ def test_sums_have_the_bits_of_one_expert_after_another() -> None:
     block, x_TD = mixture("mixtral").to(torch.bfloat16), tokens(40).bfloat16()
     choice = block.gate(x_TD)
     sums_TD = torch.zeros(x_TD.shape)
-    for expert, (gate_up, down) in enumerate(block.experts.weights()):
+    for expert, (gate_up, down) in enumerate(zip(*block.experts.weights(), strict=True)):
         sent, k = (choice.chosen_TK == expert).nonzero(as_tuple=True)
         y_PD = linear(swiglu(linear(x_TD[sent], gate_up)), down)
         sums_TD.index_add_(0, sent, y_PD.float() * choice.weights_TK[sent, k].unsqueeze(-1))
