@@ -132,14 +132,20 @@ class Family:
         for expert in range(experts.num_experts):
             where = f"{stored}.experts.{expert}"
             gate_up, down = f"{own}.experts.gate_up_proj", f"{own}.experts.down_proj"
-            yield from _swiglu(where, names, (hidden, experts.inner, of), layer, gate_up, down)
+            yield from _swiglu(where, names, (hidden, experts.inner, of), layer, gate_up, down, expert)
 
 
 def _swiglu(
-    prefix: str, names: Names, sizes: tuple[int, int, str], layer: int, gate_up: str, down: str
+    prefix: str,
+    names: Names,
+    sizes: tuple[int, int, str],
+    layer: int,
+    gate_up: str,
+    down: str,
+    expert: int | None = None,
 ) -> Iterator[TensorSpec]:
     hidden, inner, of = sizes
     rows, columns = Split(0, of=of), Split(1, of=of)
-    yield TensorSpec(f"{prefix}.{names.gate}.weight", (inner, hidden), rows, layer, gate_up)
-    yield TensorSpec(f"{prefix}.{names.up}.weight", (inner, hidden), rows, layer, gate_up)
-    yield TensorSpec(f"{prefix}.{names.down}.weight", (hidden, inner), columns, layer, down)
+    yield TensorSpec(f"{prefix}.{names.gate}.weight", (inner, hidden), rows, layer, gate_up, expert=expert)
+    yield TensorSpec(f"{prefix}.{names.up}.weight", (inner, hidden), rows, layer, gate_up, expert=expert)
+    yield TensorSpec(f"{prefix}.{names.down}.weight", (hidden, inner), columns, layer, down, expert=expert)
