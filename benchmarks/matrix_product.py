@@ -6,6 +6,7 @@ import torch
 
 from tk.benchmarks.training_rank import LENGTH, MODEL, ROWS
 from tk.model.config import ModelConfig
+from tk.model.registry import decoder_spec
 from tk.train.planning.flops import flops_per_token
 
 SIZE, COUNT, ROUNDS = 4096, 3, 5
@@ -21,7 +22,7 @@ def main() -> None:
             one @ two
         seconds.append((time.perf_counter() - start) / COUNT)
     rate = 2 * ROWS * LENGTH * SIZE * SIZE / min(seconds)
-    tokens = rate / flops_per_token(ModelConfig.model_validate(MODEL), LENGTH)
+    tokens = rate / flops_per_token(decoder_spec(ModelConfig.model_validate(MODEL)), LENGTH)
     print(f"matrix products: {rate / 1e9:.0f} GFLOP/s {tokens:.0f} tok/s")
 
 

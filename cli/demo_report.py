@@ -81,12 +81,12 @@ def _unigram_entropy(out: Path) -> float:
 
 def _checkpoint_rows(out: Path, reshard_seconds: float) -> dict[str, str]:
     from ..checkpoint import Checkpoint
-    from ..model.registry import count_parameters
+    from ..model.registry import count_parameters, decoder_spec
 
     trained = Checkpoint.open(out / "run")
     size, resharded = _folder_bytes(trained.path), _folder_bytes(out / "tp1")
     return {
-        "parameters": f"{count_parameters(_model(out)):,}",
+        "parameters": f"{count_parameters(decoder_spec(_model(out))):,}",
         "checkpoint": f"{format_bytes(size)} at tp {trained.layout.tp}, ZeRO-{trained.layout.zero}",
         "resharded": f"{format_bytes(resharded)} at tp 1, in {format_seconds(reshard_seconds)}",
     }

@@ -33,11 +33,14 @@ class Stage:
     first: bool = True
     last: bool = True
 
+    @property
+    def places(self) -> tuple[int | str, ...]:
+        """The layers of its tensors (`TensorSpec.layer`), with "first" and "last"."""
+        return (*self.layers, *(["first"] if self.first else []), *(["last"] if self.last else []))
+
     def holds(self, spec: TensorSpec) -> bool:
         """Returns whether this stage holds a tensor."""
-        if isinstance(spec.layer, int):
-            return spec.layer in self.layers
-        return self.first if spec.layer == "first" else self.last
+        return spec.layer in self.places
 
 
 @dataclass(frozen=True, slots=True)

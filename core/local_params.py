@@ -89,19 +89,21 @@ def local_params(table: Table, layout: Layout, rank: int) -> tuple[LocalParam, .
         ParallelError: the layout does not fit the table, or a fused parameter is frozen in part.
     """
     mine = stages(table, layout, layout.coordinates(rank).pp)
-    stage_of = {spec.name: number for number, stage in enumerate(mine) for spec in table if stage.holds(spec)}
+    stage_of = {layer: number for number, stage in enumerate(mine) for layer in stage.places}
     tied = {name for spec in table if spec.alias and layout.pp > 1 for name in (spec.name, spec.alias)}
     dense, experts = layout.dense, layout.experts
     held = experts_of(table, layout, rank)
     family = "dense" if experts == dense else "experts"
+    specs_held = [s for s in table if s.layer in stage_of and (s.expert is None or s.expert in held)]
+    names = {spec.name for spec in specs_held}
     members: dict[str, list[TensorSpec]] = {}
-    for spec in table:
-        if spec.name in stage_of and spec.alias not in stage_of and (spec.expert is None or spec.expert in held):
+    for spec in specs_held:
+        if spec.alias not in names:
             members.setdefault(spec.param or spec.name, []).append(spec)
     return tuple(
         replace(
             _local_param(name, specs, dense if specs[0].expert is None else experts, rank),
-            stage=stage_of[specs[0].name],
+            stage=stage_of[specs[0].layer],
             tied=specs[0].name in tied,
             shared_by="dense" if specs[0].expert is None else family,
         )

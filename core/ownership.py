@@ -56,10 +56,11 @@ def owned(table: Table, layout: Layout, rank: int) -> tuple[Owned, ...]:
         )
         for name, spread in layout.families.items()
     ]
+    states = {id(spec.states): spec.states for spec in table}  # many tensors share one mapping
     cut = layout.tp > 1 or layout.experts.tp > 1
     return tuple(
         Owned(piece.tensor.name, slot, piece.box, None if flat == (0, piece.box.size) else flat)
-        for slot in ("weight", *dict.fromkeys(chain.from_iterable(spec.states for spec in table)))
+        for slot in ("weight", *dict.fromkeys(chain.from_iterable(states.values())))
         for held in holdings
         for piece, flat in _saved(held, slot, layout.zero, cut)
     )

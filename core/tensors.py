@@ -90,12 +90,14 @@ def with_slots(table: Table, slots: Mapping[str, str]) -> tuple[TensorSpec, ...]
 
 def num_layers(table: Table) -> int:
     """Returns the number of decoder layers in a table."""
-    return max((spec.layer + 1 for spec in table if isinstance(spec.layer, int)), default=0)
+    layers = {spec.layer for spec in table}
+    return max((layer + 1 for layer in layers if isinstance(layer, int)), default=0)
 
 
 def num_experts(table: Table) -> int:
     """Returns the number of experts of a layer; 0 without a mixture of experts."""
-    return max((spec.expert + 1 for spec in table if spec.expert is not None), default=0)
+    experts = {spec.expert for spec in table}
+    return max((expert + 1 for expert in experts if expert is not None), default=0)
 
 
 def split_boxes(spec: TensorSpec, tp: int, rank: int) -> tuple[Box, ...]:

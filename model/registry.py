@@ -31,18 +31,17 @@ def tensor_table(config: ModelShape) -> tuple[TensorSpec, ...]:
     return decoder_spec(config).table
 
 
-def count_parameters(config: ModelShape) -> int:
+def count_parameters(decoder: DecoderSpec) -> int:
     """Returns the number of parameters of the model; a tied head counts once."""
-    return sum(math.prod(spec.shape) for spec in tensor_table(config) if not spec.alias)
+    return sum(math.prod(spec.shape) for spec in decoder.table if not spec.alias)
 
 
-def count_multiplied(config: ModelShape) -> float:
+def count_multiplied(decoder: DecoderSpec) -> float:
     """Returns the number of parameters that one token is multiplied by.
 
     They are those of matrix products, and the few of norms and biases. Embedding tables do not count; a head counts
     even if it is tied; of experts, only those of the token count.
     """
-    decoder = decoder_spec(config)
     total = 0.0
     for tensor in decoder.table:
         if (tensor.param or tensor.name) in (EMBEDDING, POSITIONS):

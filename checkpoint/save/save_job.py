@@ -64,8 +64,10 @@ class SaveJob:
 
     def stored_as(self) -> dict[Owned, dtypes.DType]:
         """Returns the stored dtype of each item."""
-        codes = {spec.name: spec.slots for spec in self.table}
-        return {item: dtypes.by_code(codes[item.tensor][item.slot]) for item in self.items()}
+        items = self.items()
+        names = {item.tensor for item in items}
+        codes = {spec.name: spec.slots for spec in self.table if spec.name in names}
+        return {item: dtypes.by_code(codes[item.tensor][item.slot]) for item in items}
 
     def save(self, step: int, resume: Mapping[str, Any], values: Callable[[Owned], Array]) -> None:
         """Writes this rank's part of a step; rank 0 also waits for the others', commits and prunes.

@@ -38,7 +38,7 @@ def test_a_run_with_init_is_planned_with_the_shape_of_the_checkpoint(
     shown = CliRunner().invoke(plan_command, [str(write_toml(config)), "--json"])
     assert shown.exit_code == 0, shown.output
     model = json.loads(shown.stdout)["model"]
-    assert model["parameters"] == count_parameters(ModelConfig(**MODELS["llama"]))
+    assert model["parameters"] == count_parameters(decoder_spec(ModelConfig(**MODELS["llama"])))
     assert model["vocab_size"] == SHAPE["vocab_size"]
 
 
@@ -59,7 +59,7 @@ def test_a_checkpoint_is_planned_for_serving(configure: Configure, write_toml: A
     shown = CliRunner().invoke(plan_command, [str(folder), "--json"])
     assert shown.exit_code == 0, shown.output
     rows = {row["tp"]: row for row in json.loads(shown.stdout)["serving"]}
-    assert rows[1]["weight_bytes"] == 4 * count_parameters(config)
+    assert rows[1]["weight_bytes"] == 4 * count_parameters(decoder_spec(config))
     assert rows[1]["kv_bytes_per_token"]["fp32"] == 2 * rows[2]["kv_bytes_per_token"]["fp32"] == 2 * 3 * 2 * 16 * 4
     assert rows[4]["kv_bytes_per_token"] == rows[2]["kv_bytes_per_token"], "each of two kv heads is on two ranks"
     assert "num_attention_heads % tp = 4 % 8" in rows[8]["problem"]

@@ -12,6 +12,8 @@ from ...core.tensors import TensorSpec
 def without_frozen(table: Sequence[TensorSpec], patterns: Iterable[str]) -> tuple[TensorSpec, ...]:
     """Returns the table with `trainable` off for the tensors that `patterns` freeze; see `frozen_tensors`."""
     frozen = frozen_tensors(table, patterns)
+    if not frozen:
+        return tuple(table)
     return tuple(replace(spec, trainable=(spec.alias or spec.name) not in frozen) for spec in table)
 
 

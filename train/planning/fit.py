@@ -84,13 +84,13 @@ def _excess(run: PlannedRun, limit: MemoryLimit, machines: Machines) -> tuple[in
     """Returns the bytes by which a run exceeds the memory of a rank, and that of a host beside GPUs."""
     memory = run.memory()
     if not limit.on_gpu:
-        return max(0, max(run.cpu_memory()) - limit.rank), 0
+        return max(0, max(run.cpu_memory(memory)) - limit.rank), 0
     on_host = per_host(_of_all_ranks(run, memory), machines.ranks_of_a_host(run.layout.world_size))
     return max(0, max(placed.on_device for placed in memory) - limit.rank), max(0, on_host - limit.host)
 
 
 def _of_all_ranks(run: PlannedRun, memory: tuple[PlacedBytes, ...]) -> list[int]:
-    return [memory[run.layout.coordinates(rank).pp].on_host for rank in range(run.layout.world_size)]
+    return [placed.on_host for placed in memory for _ in range(run.layout.stage_size)]
 
 
 def _refusal(run: PlannedRun, limit: MemoryLimit, machines: Machines) -> str:
@@ -101,7 +101,7 @@ def _refusal(run: PlannedRun, limit: MemoryLimit, machines: Machines) -> str:
     if limit.on_gpu and fullest.on_device <= limit.rank:
         parts = max(memory, key=lambda placed: placed.on_host).host
     largest = max(parts, key=lambda name: parts[name])
-    needed = fullest.on_device if limit.on_gpu else max(run.cpu_memory())
+    needed = fullest.on_device if limit.on_gpu else max(run.cpu_memory(memory))
     text = f"Nothing fits into {_limit(limit)}. With {_words(run.config.offload)} a rank needs {format_bytes(needed)}"
     if limit.on_gpu:
         neighbours = machines.ranks_of_a_host(run.layout.world_size)

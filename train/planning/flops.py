@@ -1,12 +1,12 @@
 """The number of floating-point operations of a run, by formula (docs/training/metrics.md; no torch)."""
 
-from ...model.config import ModelConfig
 from ...model.registry import count_multiplied
+from ...model.spec import DecoderSpec
 
 
-def flops_per_token(config: ModelConfig, seq_len: int) -> float:
+def flops_per_token(decoder: DecoderSpec, seq_len: int) -> float:
     """Returns the flops per token: 6 per parameter of a matrix product, 6 layers x hidden x seq for causal attention.
 
     Forward and backward are counted, recomputation is not.
     """
-    return 6.0 * count_multiplied(config) + 6.0 * config.num_hidden_layers * config.hidden_size * seq_len
+    return 6.0 * count_multiplied(decoder) + 6.0 * len(decoder.layers) * decoder.hidden_size * seq_len

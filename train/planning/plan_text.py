@@ -58,7 +58,7 @@ def _host_lines(plan: RunPlan, machines: Machines) -> list[str]:
     """Returns what the ranks of a host take of its memory and its disk together."""
     world_size = plan.layout.world_size
     count = machines.ranks_of_a_host(world_size)
-    places = [plan.memory[plan.layout.coordinates(rank).pp] for rank in range(world_size)]
+    places = [placed for placed in plan.memory for _ in range(plan.layout.stage_size)]
     sizes = {
         "memory beside GPUs": per_host([placed.on_host for placed in places], count),
         "disk": per_host([placed.on_disk for placed in places], count),

@@ -48,6 +48,7 @@ class PlannedRun:
         model: the model's shape.
         spec: the model's decoder.
         table: its tensors with their slots, those that are frozen too.
+        stages: for each pipeline rank, the layers that it holds.
         ranks: for each pipeline rank, the parameters of the ranks at its first position.
         num_micro_batches: the number of micro-batches of a rank in a step.
         simulation: the simulated pipeline.
@@ -59,6 +60,7 @@ class PlannedRun:
     model: ModelConfig
     spec: DecoderSpec
     table: Table
+    stages: tuple[tuple[Stage, ...], ...]
     ranks: tuple[tuple[LocalParam, ...], ...]
     num_micro_batches: int
     simulation: Simulation
@@ -94,7 +96,7 @@ class PlannedRun:
 
     def _pass_bytes(self, pp: int) -> PlacedBytes:
         """Returns the bytes of the activations of all micro-batches in flight, and the peaks of loss and backward."""
-        shape, held, in_flight = self.shape, stages(self.table, self.layout, pp), self.simulation.peak_in_flight[pp]
+        shape, held, in_flight = self.shape, self.stages[pp], self.simulation.peak_in_flight[pp]
         loss = loss_bytes(shape) if any(stage.last for stage in held) else 0
         backward = max(backward_bytes(shape, stage) for stage in held)
         passing = {"head and loss": loss, "backward": max(0, backward - loss)}
@@ -115,16 +117,16 @@ class PlannedRun:
         """Returns the bytes of one stage's activations that are offloaded."""
         return stage_bytes(self.shape, stage) - staying_bytes(self.shape, stage, self._loss_waits)
 
-    def cpu_memory(self) -> tuple[int, ...]:
-        """Returns the bytes of all parts on a CPU, and of what takes memory only there, of each pipeline rank."""
+    def cpu_memory(self, memory: Sequence[PlacedBytes]) -> tuple[int, ...]:
+        """Returns the bytes of all parts, `memory`, on a CPU, and of what takes memory only there, by pipeline rank."""
         return tuple(
             placed.on_cpu + self._only_on_cpus(params, pp)
-            for pp, (placed, params) in enumerate(zip(self.memory(), self.ranks, strict=True))
+            for pp, (placed, params) in enumerate(zip(memory, self.ranks, strict=True))
         )
 
     def _only_on_cpus(self, params: Sequence[LocalParam], pp: int) -> int:
         """Returns the bytes of copies of exchanges, or of products' blocks: these have ended before an exchange."""
-        held = stages(self.table, self.layout, pp)
+        held = self.stages[pp]
         keeps_freed = self.config.offload.optimizer == "none"  # see train/launch/worker.py
         blocks = free_bytes(self.shape, held) if keeps_freed else wide_logits_bytes(self.shape, held)
         return max(exchange_copies(self.config, self.layout, params), blocks)
@@ -165,7 +167,7 @@ class PlannedRun:
         return moved if self.config.offload.activations == "none" else (*moved, self._moved_activations())
 
     def _moved_activations(self) -> Moved:
-        held = stages(self.table, self.layout, self.ranks.index(self.fullest))
+        held = self.stages[self.ranks.index(self.fullest)]
         size = sum(map(self._moving, held))
         return Moved("activations", down=size * self.num_micro_batches, up=size * self.num_micro_batches)
 
@@ -187,6 +189,7 @@ def prepare_run(config: TrainConfig, num_ranks: int | None, resume: str = "auto"
         model=model,
         spec=spec,
         table=table,
+        stages=tuple(stages(table, layout, pp) for pp in range(layout.pp)),
         ranks=tuple(local_params(table, layout, pp * layout.stage_size) for pp in range(layout.pp)),
         num_micro_batches=num_micro_batches,
         simulation=simulate(schedule),

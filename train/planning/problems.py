@@ -7,7 +7,7 @@ from ...core.errors import ParallelError
 from ...core.integers import ceil_div, round_up
 from ...core.layout import Layout
 from ...core.local_params import experts_of
-from ...core.tensors import Table, num_layers, split_boxes
+from ...core.tensors import Table, TensorSpec, num_layers, split_boxes
 from ...model.registry import architectures
 from ...model.shape import ModelKeys
 from ..config.train_config import TrainConfig
@@ -74,18 +74,20 @@ def refuse(found: list[str]) -> None:
 
 def _tensors(layout: Layout, table: Table) -> Iterator[str]:
     """Yields a sentence for each size of the model that tp does not divide; several tensors may share a size."""
-    reasons: set[tuple[str, int]] = set()
+    alike: dict[tuple[str, int, str, int], TensorSpec] = {}
+    tp, expert_tp = layout.tp, layout.experts.tp
     for spec in table:
-        if spec.split is None:
-            continue
-        units = spec.shape[spec.split.dim] // spec.split.sections // spec.split.unit
-        if (spec.split.of, units) in reasons:
-            continue
+        if (split := spec.split) is not None:
+            units = spec.shape[split.dim] // split.sections // split.unit
+            alike.setdefault((split.of, units, split.rule, tp if spec.expert is None else expert_tp), spec)
+    reasons: set[tuple[str, int]] = set()
+    for (of, units, _, size), spec in alike.items():
         try:
-            split_boxes(spec, layout.tp if spec.expert is None else layout.experts.tp, 0)
+            split_boxes(spec, size, 0)
         except ParallelError as error:
-            reasons.add((spec.split.of, units))
-            yield str(error)
+            if (of, units) not in reasons:
+                yield str(error)
+            reasons.add((of, units))
 
 
 def _experts(layout: Layout, table: Table) -> Iterator[str]:

@@ -8,6 +8,7 @@ import torch
 
 from ...core.progress import Progress, progress_bar
 from ...model.config import ModelConfig
+from ...model.registry import decoder_spec
 from ...parallel.collectives import all_reduce, all_reduce_max
 from ...parallel.mesh import Group
 from ..config.train_config import TrainConfig
@@ -51,7 +52,7 @@ class StepLog:
         self.done = done
         options = config.train
         self.tokens_per_step = options.global_batch_size * options.seq_len  # computed, whether learned or only read
-        self.flops = flops_per_token(model, options.seq_len)
+        self.flops = flops_per_token(decoder_spec(model), options.seq_len)
         self.dtype = dtype
         self.world = world
         self.minute = -1

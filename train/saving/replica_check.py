@@ -36,7 +36,8 @@ class ReplicaCheck:
         axes = [(mesh.embedding_group, shared.embedding)]
         for name, items in shared.families.items():
             shard, replicate = mesh.sharers(TensorFamily(name, {}))
-            axes += [(shard, items.shard), (replicate, items.replicate), (mesh.tp, items.tp)]
+            tp = mesh.tp if name == "dense" else mesh.expert_tp
+            axes += [(shard, items.shard), (replicate, items.replicate), (tp, items.tp)]
         self._axes = [(group, items) for group, items in axes if items]
         self._compared = {item for _, items in self._axes for item in items}
 

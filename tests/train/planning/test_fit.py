@@ -63,12 +63,12 @@ def test_on_cpus_only_the_disk_makes_room(run: PlannedRun) -> None:
     def fit(rank: int) -> Fit:
         return least_offload(run, MemoryLimit(rank, HUGE, on_gpu=False), Machines())
 
-    whole = max(run.cpu_memory())
+    whole = max(run.cpu_memory(run.memory()))
     assert places(fit(whole)) == ("none", "none", "none", "none")
     found = fit(whole - 1)
     assert found.fits
     assert "cpu" not in places(found)
-    assert max(found.run.cpu_memory()) <= whole - 1
+    assert max(found.run.cpu_memory(found.run.memory())) <= whole - 1
 
 
 def test_where_nothing_fits_the_largest_part_that_is_left_is_named(run: PlannedRun) -> None:

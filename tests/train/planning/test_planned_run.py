@@ -61,7 +61,9 @@ def test_activations_on_the_host_leave_a_layer_of_the_device(
 
 def test_on_a_cpu_malloc_holds_less_free_in_a_run_that_offloads(run: PlannedRun) -> None:
     def free(each: PlannedRun) -> list[int]:
-        return [whole - placed.on_cpu for placed, whole in zip(each.memory(), each.cpu_memory(), strict=True)]
+        return [
+            whole - placed.on_cpu for placed, whole in zip(each.memory(), each.cpu_memory(each.memory()), strict=True)
+        ]
 
     first, last = free(run)
     assert last > first > 0
@@ -92,6 +94,6 @@ def test_on_a_cpu_exchanges_take_copies_once_the_blocks_of_products_are_gone(con
         config = configure(model={"intermediate_size": inner, "hidden_size": 128}, train=rows, **sections)
         run = prepare_run(parse(config, TrainConfig, "test"), 2)
         copies = exchange_copies(run.config, run.layout, run.ranks[0])
-        beside = run.cpu_memory()[0] - run.memory()[0].on_cpu
+        beside = run.cpu_memory(run.memory())[0] - run.memory()[0].on_cpu
         assert (beside == copies) == of_exchanges
         assert beside >= copies > 0

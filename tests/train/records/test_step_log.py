@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from tk.core.config import parse
 from tk.model.config import ModelConfig
+from tk.model.registry import decoder_spec
 from tk.parallel.mesh import ALONE, Group, join_world
 from tk.tests.clock import Clock
 from tk.tests.rank_pool import RankPool
@@ -86,7 +87,7 @@ def test_rates_are_those_of_the_interval(clock: Clock, metrics: MetricsFile, tmp
     assert line["step_seconds"] == 0.5
     assert line["tokens_per_second"] == TOKENS / 0.5
     assert line["learned_tokens_per_second"] == 20 / 0.5
-    assert line["mfu"] == pytest.approx(flops_per_token(MODEL, 8) * TOKENS / 0.5 / PEAK)
+    assert line["mfu"] == pytest.approx(flops_per_token(decoder_spec(MODEL), 8) * TOKENS / 0.5 / PEAK)
     assert line["skipped_steps"] == 1
     clock.now += 0.25
     record(log, 5, last=True)
@@ -98,7 +99,7 @@ def test_mfu_is_of_the_peak_of_the_same_minute_and_never_above_1(
     clock: Clock, metrics: MetricsFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine that was busy when the run began, and is free afterwards: 1.18 of its peak were reported."""
-    needed = flops_per_token(MODEL, 8) * TOKENS / 0.5
+    needed = flops_per_token(decoder_spec(MODEL), 8) * TOKENS / 0.5
     peaks = {0: needed / 1.18, 1: needed * 2}
     monkeypatch.setattr(step_log, "peak_flops", lambda device, dtype, minute: peaks[minute])
     monkeypatch.setattr(time, "monotonic", lambda: 60.0 * (clock.now >= 101))

@@ -1,0 +1,118 @@
+"""Plans of layouts with every axis; no key of a configuration reaches cp and ep, so tests set the layout."""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tk.core.config import parse
+from tk.core.errors import ParallelError
+from tk.core.layout import Layout
+from tk.model.registry import decoder_spec
+from tk.tests.train.conftest import Configure
+from tk.train.config.train_config import TrainConfig
+from tk.train.planning.plan import RunPlan, make_plan
+from tk.train.planning.plan_text import describe
+
+PlanAt = Callable[..., RunPlan]
+EXPERTS = {"architecture": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 4}
+
+
+@pytest.fixture
+def plan_at(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> PlanAt:
+    def plan(layout: Layout, inner: int = 512, **sections: dict[str, Any]) -> RunPlan:
+        monkeypatch.setattr(TrainConfig, "layout", lambda self, num_ranks: layout)
+        model = EXPERTS | {"intermediate_size": inner, "hidden_size": 128}
+        return make_plan(parse(configure(model=model, **sections), TrainConfig, "test"), None)
+
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("layout", "experts_over"),
+    [
+        (Layout(dp=2, cp=2, zero=1, bucket_size=2**20), 4),
+        (Layout(dp=2, cp=2, ep=4, zero=1, bucket_size=2**20), 4),
+        (Layout(tp=2, dp=2, cp=2, ep=4, zero=1, bucket_size=2**20), 8),
+        (Layout(tp=2, dp=2, cp=2, ep=2, expert_tp=2, zero=1, bucket_size=2**20), 8),
+        (Layout(tp=2, dp=4, ep=8, zero=1, shard_size=2, bucket_size=2**20), 8),
+        (Layout(tp=2, dp=4, ep=2, zero=1, shard_size=2, bucket_size=2**20), 4),
+    ],
+    ids=str,
+)
+def test_states_are_shared_over_the_ranks_of_each_family(plan_at: PlanAt, layout: Layout, experts_over: int) -> None:
+    """`experts_over` ranks have one copy of an expert's states; so experts need no more memory at a larger ep."""
+    plan = plan_at(layout)
+    table = decoder_spec(plan.model).table
+    experts = sum(math.prod(spec.shape) for spec in table if spec.expert is not None)
+    dense = sum(math.prod(spec.shape) for spec in table if spec.expert is None)
+    states = 8 * (dense / (layout.group_size * layout.tp) + experts / experts_over)
+    assert plan.memory[0].device["optimizer"] == pytest.approx(states, rel=0.04), "norms are on every rank of tp"
+    weights = 4 * (dense / layout.tp + experts / (layout.ep * layout.experts.tp))
+    assert plan.memory[0].device["parameters"] == pytest.approx(weights, rel=0.04)
+
+
+def test_the_copy_for_saves_is_a_ranks_share_of_both_families(plan_at: PlanAt) -> None:
+    layout = Layout(tp=2, dp=2, cp=2, ep=4, zero=1)
+    plan = plan_at(layout, checkpoint={"every": 5})
+    size = plan.memory[0].host["copy for saves"]
+    assert size == pytest.approx(12 * plan.num_parameters / layout.world_size, rel=0.1)
+
+
+def test_the_text_names_every_axis_and_what_each_family_exchanges(plan_at: PlanAt) -> None:
+    plan = plan_at(Layout(tp=2, pp=2, dp=2, cp=2, ep=2, zero=1), train={"global_batch_size": 8, "micro_batch_size": 1})
+    assert plan.num_micro_batches == 8 // 2, "rows are dealt over dp alone"
+    text = describe(plan)
+    assert "tp 2 x pp 2 x dp 2 x cp 2 = 16 ranks, ZeRO-1, experts ep 2 x tp 1" in text
+    found = {(each.axis, each.collective): each for each in plan.traffic if each.axis not in ("tp", "pp")}
+    assert set(found) == {(axis, way) for axis in ("dp x cp", "edp") for way in ("reduce_scatter", "all_gather")}
+    assert [found[axis, "all_gather"].ranks for axis in ("dp x cp", "edp")] == [4, 4]
+    with_ep_1 = describe(plan_at(Layout(tp=2, dp=2, zero=1)))
+    assert "tp 2 x dp 2 = 4 ranks, ZeRO-1\n" in with_ep_1
+
+
+def test_an_ep_that_does_not_divide_the_experts_is_a_problem_of_the_plan(plan_at: PlanAt) -> None:
+    with pytest.raises(
+        ParallelError, match=r"num_experts % ep = 8 % 3 = 2, and it must be 0.*Use a divisor of 8 as ep"
+    ):
+        plan_at(Layout(dp=3, ep=3))
+
+
+def test_experts_that_tp_does_not_cut_may_have_any_size(plan_at: PlanAt) -> None:
+    with pytest.raises(ParallelError, match="intermediate size of an expert % tp = 131 % 2 = 1"):
+        plan_at(Layout(tp=2), inner=131)
+    assert plan_at(Layout(tp=2, ep=2), inner=131).layout.experts.tp == 1
+
+
+AT_SCALE = """
+import json, resource, sys, time
+from tk.core.config import parse
+from tk.core.layout import Layout
+from tk.train.config.train_config import TrainConfig
+from tk.train.planning.plan import make_plan
+from tk.train.planning.plan_text import describe
+TrainConfig.layout = lambda self, num_ranks: Layout(tp=8, pp=8, dp=64, cp=4, ep=8, zero=1)
+config = parse(json.loads(sys.argv[1]), TrainConfig, "test")
+start = time.process_time()
+text = describe(make_plan(config, None))
+seconds, peak = time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(json.dumps({"seconds": seconds, "MiB": peak / 2**10}))
+assert "= 16384 ranks" in text and "torch" not in sys.modules, text
+"""
+
+
+def test_a_plan_of_16384_ranks_takes_no_longer_than_its_pipeline(configure: Configure) -> None:
+    """Half a second of a processor and 80 MiB, imports included in the latter, for an 8 x 22B model."""
+    model = EXPERTS | {"hidden_size": 6144, "intermediate_size": 16384, "num_hidden_layers": 56}
+    model |= {"num_attention_heads": 48, "num_key_value_heads": 8}
+    config = configure(model=model, train={"global_batch_size": 1024, "micro_batch_size": 1})
+    found = subprocess.run(
+        [sys.executable, "-c", AT_SCALE, json.dumps(config)], capture_output=True, text=True, check=True
+    )
+    taken = json.loads(found.stdout)
+    assert taken["seconds"] < 0.5
+    assert taken["MiB"] < 80
