@@ -15,8 +15,6 @@ from .spec import EMBEDDING, DecoderSpec, DenseSpec, ExpertsSpec, LayerSpec, Rop
 from .window_keys import windows
 
 OPTIONS = frozenset({"num_key_value_heads", "head_dim", "rope_theta", "rope_scaling", "rms_norm_eps"})
-EXPERT_OPTIONS = frozenset({"num_local_experts", "num_experts_per_tok", "router_aux_loss_coef"})
-EXPERT_KEYS = MappingProxyType({"num_local_experts": ("num_local_experts", "num_experts")})
 WINDOW_OPTIONS = frozenset({"sliding_window", "max_window_layers", "layer_types"})
 REQUIRES = MappingProxyType({"hidden_act": "silu"})
 # The keys of config.json that the family shares, with the values that most of its files in architectures/ keep.
@@ -51,12 +49,14 @@ class Names:
     Attributes:
         block: the name of the feed-forward block.
         gate, up, down: the names of an expert's projections.
+        shared: the name of the shared expert in the block.
     """
 
     block: str = "mlp"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    shared: str = "shared_expert"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,13 @@ class Family:
     Attributes:
         qkv_bias: whether q, k and v have biases.
         head_norms: whether every query and key head passes an RMSNorm before it is rotated.
+        shared_gate: whether the output of shared experts is weighted by a sigmoid of a product with their input.
         expert_names: the stored names of a mixture of experts.
     """
 
     qkv_bias: bool = False
     head_norms: bool = False
+    shared_gate: bool = False
     expert_names: Names = Names()
 
     def decoder(self, config: ModelShape, layers: Sequence[LayerSpec] = ()) -> DecoderSpec:
@@ -133,6 +135,17 @@ class Family:
             where = f"{stored}.experts.{expert}"
             gate_up, down = f"{own}.experts.gate_up_proj", f"{own}.experts.down_proj"
             yield from _swiglu(where, names, (hidden, experts.inner, of), layer, gate_up, down, expert)
+        if experts.shared is not None:
+            yield from self._shared(hidden, experts.shared, prefix, layer)
+
+    def _shared(self, hidden: int, shared: DenseSpec, prefix: str, layer: int) -> Iterator[TensorSpec]:
+        stored = f"{prefix}.{self.expert_names.block}.{self.expert_names.shared}"
+        own, of = f"{prefix}.mlp.shared_expert", "intermediate size of the shared expert"
+        gate_up, down = f"{own}.gate_up_proj.weight", f"{own}.down_proj.weight"
+        yield from _swiglu(stored, Names(), (hidden, shared.inner, of), layer, gate_up, down)
+        if self.shared_gate:
+            gate = f"{own}_gate.weight"
+            yield TensorSpec(f"{stored}_gate.weight", (1, hidden), None, layer, gate, partial_grad=True)
 
 
 def _swiglu(

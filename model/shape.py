@@ -35,6 +35,8 @@ class ModelKeys(Section):
         norm_topk_prob: whether the chosen experts' probabilities are scaled to sum to 1.
         decoder_sparse_step: every layer whose number (from 1) it divides has experts, except `mlp_only_layers`.
         mlp_only_layers: the layers without experts.
+        shared_expert_intermediate_size: the intermediate size of the expert that every token passes (Qwen2-MoE).
+        qkv_bias: whether q, k and v have biases, if the architecture leaves that open (Qwen2-MoE).
         router_aux_loss_coef: the weight of the routers' load-balancing loss in training (see balance.py).
     """
 
@@ -66,6 +68,8 @@ class ModelKeys(Section):
     norm_topk_prob: bool = False
     decoder_sparse_step: int = Field(default=1, ge=1)
     mlp_only_layers: tuple[int, ...] = ()
+    shared_expert_intermediate_size: int = Field(default=768, ge=1)
+    qkv_bias: bool = True
     router_aux_loss_coef: float = Field(default=0.001, ge=0)
 
     @model_validator(mode="before")

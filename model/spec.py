@@ -58,12 +58,15 @@ class ExpertsSpec:
         num_experts: the number of experts, among which the router chooses.
         top_k: the number of experts per token.
         normalize: whether the probabilities of the chosen experts are scaled to sum to 1.
+        shared: the shared expert, which every token passes beside its own ones; None without one. Its output is
+            weighted if the table has a `shared_expert_gate`.
     """
 
     inner: int
     num_experts: int
     top_k: int
     normalize: bool
+    shared: DenseSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """The model configuration of a checkpoint: its config.json, corrected by its weights."""
 
+import json
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -66,9 +67,12 @@ def _check_all_known(config: ModelConfig, checkpoint: Checkpoint, where: str) ->
     if codes:
         raise ShapeMismatch(f"{checkpoint.path} holds {codes[0]}, so its weights are quantized. {unquantized()}.")
     if unknown:
-        layers = architectures()[config.architecture].keys.get("num_hidden_layers", ("num_hidden_layers",))[0]
+        architecture = architectures()[config.architecture]
+        is_bias = unknown[0].endswith("_proj.bias") and "qkv_bias" in architecture.options
+        field = "qkv_bias" if is_bias else "num_hidden_layers"
+        key = architecture.keys.get(field, (field,))[0]
         raise ShapeMismatch(
             f"{where} describes a model without {unknown[0]}, which the checkpoint holds ({len(unknown)} such "
-            f"tensors in all). Correct config.json, {layers} = {config.num_hidden_layers} for example, or remove these "
-            "tensors from the weights."
+            f"tensors in all). Correct config.json, {key} = {json.dumps(getattr(config, field))} for example, or "
+            "remove these tensors from the weights."
         )

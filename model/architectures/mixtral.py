@@ -1,16 +1,7 @@
 """Mixtral (arXiv 2401.04088): Mistral with a mixture of experts in every layer."""
 
-from ..llama_family import (
-    CHANGE_NOTHING,
-    DEFAULTS,
-    EXPERT_KEYS,
-    EXPERT_OPTIONS,
-    NULLABLE,
-    OPTIONS,
-    REQUIRES,
-    Family,
-    Names,
-)
+from ..expert_keys import EXPERT_KEYS, EXPERT_OPTIONS
+from ..llama_family import CHANGE_NOTHING, DEFAULTS, NULLABLE, OPTIONS, REQUIRES, Family, Names
 from ..shape import ModelShape
 from ..spec import Architecture, DecoderSpec, ExpertsSpec, LayerSpec
 

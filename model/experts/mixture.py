@@ -1,7 +1,8 @@
 """A mixture of experts (arXiv 1701.06538, 2401.04088), each of which is split over tensor-parallel ranks.
 
 The router is replicated, so every rank sends the same tokens to the same experts; no token is dropped. Outputs and
-gradients after `enter_block` are partial sums, the router's gradient too (`TensorSpec.partial_grad`).
+gradients after `enter_block` are partial sums, the router's gradient too (`TensorSpec.partial_grad`). A shared expert
+adds to the same partial sums.
 
 Letters: T tokens, D hidden size, E experts, K of them per token, P pairs of a token and one of its experts.
 """
@@ -15,6 +16,7 @@ from ..placement import Placement
 from ..spec import ExpertsSpec
 from .experts import Experts
 from .router import ExpertChoice, Router
+from .shared import LocalLinear, SharedExpert
 from .token_pairs import TokenPairs
 
 
@@ -30,6 +32,10 @@ class MixtureOfExperts(nn.Module):
         self.tp, self.sequence_parallel = context.tp, context.sequence_parallel
         self.gate = Router(f"{prefix}.gate", experts, place)
         self.experts = Experts(f"{prefix}.experts", experts.num_experts, place)
+        shared = f"{prefix}.shared_expert"
+        is_gated = f"{shared}_gate.weight" in place.shapes
+        self.shared_expert = SharedExpert(shared, place) if experts.shared else None
+        self.shared_expert_gate = LocalLinear(f"{shared}_gate", place) if is_gated else None
 
     def forward(self, x_ND: torch.Tensor, balance: RouterBalance | None = None) -> torch.Tensor:
         """Maps hidden states [..., D] to [..., D]; router and experts see all tokens, also of split hidden states.
@@ -42,6 +48,8 @@ class MixtureOfExperts(nn.Module):
         x_TD = x_ND.flatten(0, -2)
         choice: ExpertChoice = self.gate(x_TD)
         partial_TD = self._sum_of_experts(x_TD, choice)
+        if self.shared_expert is not None:
+            partial_TD = partial_TD + self.shared_expert(x_TD, self.shared_expert_gate)
         y_ND = leave_block(partial_TD.unflatten(0, x_ND.shape[:-1]), self.tp, self.sequence_parallel)
         if balance is None:
             return y_ND

@@ -15,7 +15,7 @@ from tk.tests.infer.history import History
 from tk.tests.model.architectures import ENTRIES, VOCAB
 
 NUM_NEW, FEW = sized(24, 16), sized(8, 5)  # tokens, and blocks that are too few for all at once
-CHOSEN = ("qwen2 sliding", "qwen3_moe", "gpt2")  # each kind of attention, layer and position; the second has YaRN
+CHOSEN = ("qwen2 sliding", "qwen2_moe", "gpt2")  # each kind of attention, layer and position; the second has YaRN
 PROMPTS = tuple(
     [int(token) for token in np.random.default_rng(i).integers(0, VOCAB, length)]
     for i, length in enumerate((3, 37, 17, 1, 20, 33))
@@ -52,7 +52,7 @@ def test_greedy_equals_transformers_alone_and_in_company(
 
 
 @pytest.mark.parametrize(
-    "name", ["mistral", *(pytest.param(name, marks=pytest.mark.matrix) for name in ("qwen3_moe", "gpt2"))]
+    "name", ["mistral", *(pytest.param(name, marks=pytest.mark.matrix) for name in ("qwen2_moe", "qwen3_moe", "gpt2"))]
 )
 def test_bf16_bits_depend_on_a_request_alone(make_runner: Callable[..., Backend], tmp_path: Path, name: str) -> None:
     ENTRIES[name].make(tmp_path)

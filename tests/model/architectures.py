@@ -18,6 +18,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -79,6 +81,14 @@ ENTRIES: dict[str, Entry] = {
         Qwen2ForCausalLM,
         Qwen2Config,
         _GROUPED | {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    ),
+    "qwen2_moe": Entry(
+        Qwen2MoeForCausalLM,
+        Qwen2MoeConfig,
+        _GROUPED
+        | {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "mlp_only_layers": [1]}
+        | {"shared_expert_intermediate_size": 48, "rope_parameters": _YARN}
+        | {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2},
     ),
     "qwen3": Entry(Qwen3ForCausalLM, Qwen3Config, _GROUPED | {"head_dim": 24, "rope_parameters": _YARN}),
     "mistral": Entry(MistralForCausalLM, MistralConfig, _GROUPED | {"sliding_window": 9}),

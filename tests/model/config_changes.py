@@ -233,10 +233,14 @@ class Reader:
     def _may_be_refused(self, key: str) -> bool:
         """Returns whether tk may refuse values of a key that `transformers` reads."""
         own = self.architecture
-        number_of_layers = own.keys.get("num_hidden_layers", ("num_hidden_layers",))
+        fewer_tensors = {
+            own.keys.get(field, (field,))[0]
+            for field in ("num_hidden_layers", "qkv_bias")
+            if field == "num_hidden_layers" or field in own.options
+        }
         elsewhere = {*NEUTRAL, *ROPE_KEYS, *QUANTIZED, "dtype", "torch_dtype", "layer_types"} - own.defaults.keys()
         second_names = {name for names in own.keys.values() for name in names[1:]}
-        return key in elsewhere | own.requires.keys() | second_names | set(number_of_layers)
+        return key in elsewhere | own.requires.keys() | second_names | fewer_tensors
 
     def _harmless(self) -> frozenset[str]:
         """Returns the keys whose values transformers refuses for reasons that are not the model's."""

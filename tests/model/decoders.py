@@ -26,7 +26,8 @@ Gradients = dict[tuple[str, Box], torch.Tensor]
 def config_of(name: str, **changes: Any) -> ModelConfig:
     """Returns the config of an entry, with changes of its fields."""
     made = ModelConfig.from_json(ENTRIES[name].make_config().to_dict())
-    return ModelConfig.model_validate(made.model_dump() | changes)
+    types: dict[str, Any] = {"layer_types": ()} if "num_hidden_layers" in changes else {}  # of so many layers
+    return ModelConfig.model_validate(made.model_dump() | types | changes)
 
 
 def build(config: ModelConfig, tp: Group, **options: Any) -> Decoder:

@@ -33,7 +33,7 @@ from tk.tests.model.decoders import (
 from tk.tests.rank_pool import RankPool
 from tk.train.engine.attention import causal_attention
 
-SPARSE = ["mixtral", "qwen3_moe"]
+SPARSE = ["mixtral", "qwen2_moe", "qwen3_moe"]
 
 
 def compare_at_tp() -> None:

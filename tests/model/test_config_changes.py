@@ -34,8 +34,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:`rope_scaling` is deprecated:Fut
 NAMES = list(ENTRIES)
 COMBINATIONS: dict[str, tuple[Sequence[Change], tuple[str, ...]]] = {
     "rope": (ROPE_CHANGES, ("llama3", "qwen2", "mixtral")),
-    "window": (WINDOW_CHANGES, ("llama3", "mistral", "mixtral", "qwen2 sliding", "qwen3", "qwen3_moe")),
-    "experts": (EXPERT_CHANGES, ("mixtral", "qwen3_moe")),
+    "window": (WINDOW_CHANGES, ("llama3", "mistral", "mixtral", "qwen2 sliding", "qwen2_moe", "qwen3", "qwen3_moe")),
+    "experts": (EXPERT_CHANGES, ("mixtral", "qwen2_moe", "qwen3_moe")),
     "heads": (HEAD_CHANGES, ("llama3", "mistral", "qwen2", "qwen3")),
 }
 EVERY = [(kind, name) for kind, (_, names) in COMBINATIONS.items() for name in names]

@@ -50,6 +50,8 @@ def test_a_missing_key_has_the_default_of_the_class_of_transformers(name: str) -
 def test_a_file_of_the_type_alone_is_the_model_of_the_class_of_transformers(name: str) -> None:
     mine, theirs = ModelConfig.from_json({"model_type": name}).to_json(), CONFIG_MAPPING[name]().to_dict()
     theirs |= theirs.get("rope_parameters") or {}
+    if theirs.get("sliding_window") == 0:  # Qwen2-MoE's class writes it for none
+        theirs["sliding_window"] = None
     tokens, made_of_others = {"bos_token_id", "eos_token_id"}, {"n_inner", "head_dim", "max_window_layers"}
     compared = mine.keys() & theirs.keys() - tokens - made_of_others - {"architectures"}
     assert {"vocab_size", "initializer_range"} < compared

@@ -5,7 +5,7 @@ from typing import Any
 from tk.core.tensors import Split
 from tk.model.llama_family import Family, Names
 from tk.model.shape import ModelShape
-from tk.model.spec import ExpertsSpec, LayerSpec
+from tk.model.spec import DenseSpec, ExpertsSpec, LayerSpec
 from tk.tests.model.tiny_llama import TINY_LLAMA
 
 SHAPE = ModelShape(**TINY_LLAMA | {"num_hidden_layers": 1, "head_dim": 6})
@@ -88,6 +88,27 @@ def test_experts_are_stored_one_by_one_and_held_in_two_parameters() -> None:
         expected[f"{stored}.experts.{expert}.w2.weight"] = ((32, 20), down)
     assert found == expected
     assert next(spec for spec in table if spec.name == f"{stored}.gate.weight").partial_grad
+
+
+def test_a_shared_expert_is_split_like_a_dense_block_and_its_gate_is_whole() -> None:
+    experts = ExpertsSpec(inner=20, num_experts=3, top_k=2, normalize=True, shared=DenseSpec(28))
+    for family, gated in (
+        (Family(shared_gate=True), True),
+        (Family(expert_names=Names(shared="shared_experts")), False),
+    ):
+        stored, own = f"{LAYER}.mlp.{family.expert_names.shared}", f"{LAYER}.mlp.shared_expert"
+        table = {spec.name: spec for spec in family.decoder(SHAPE, [LayerSpec(experts)]).table}
+        gate, up, down = (table[f"{stored}.{name}_proj.weight"] for name in ("gate", "up", "down"))
+        assert gate.split == up.split == Split(0, of="intermediate size of the shared expert")
+        assert gate.param == up.param == f"{own}.gate_up_proj.weight"
+        assert (down.shape, down.split, down.param) == (
+            (32, 28),
+            Split(1, of="intermediate size of the shared expert"),
+            f"{own}.down_proj.weight",
+        )
+        weight = table.get(f"{stored}_gate.weight")
+        assert (weight is not None) == gated
+        assert weight is None or (weight.shape, weight.split, weight.partial_grad) == ((1, 32), None, True)
 
 
 def test_layers_attend_in_the_window_of_the_shape_or_as_given() -> None:

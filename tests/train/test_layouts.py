@@ -50,10 +50,10 @@ UNTIED += ["pp2 dp2 zero2, every replica whole"]
 ALL_TIED = [*TIED, "tp2 dp2 zero1", "tp2 dp2 zero3", "pp2 dp2 zero2, every replica whole", "pp2 zb dp2 zero3"]
 
 # Which architectures `make test` has at these layouts: those whose parameters, or their order over stages, differ.
-# qwen3_moe has the norms of qwen3 and the experts of mixtral.
+# qwen3_moe has the norms of qwen3 and the experts of mixtral, qwen2_moe a shared expert.
 CHOSEN = {
-    "tp4 sp, kv heads replicated": ("qwen2", "qwen3_moe", "gpt2"),
-    "pp2 zb tp2 sp": ("qwen3_moe", "gpt2"),
+    "tp4 sp, kv heads replicated": ("qwen2_moe", "qwen3_moe", "gpt2"),
+    "pp2 zb tp2 sp": ("qwen2_moe", "gpt2"),
 }
 
 
@@ -130,7 +130,9 @@ def test_every_architecture_trains_alike(
     options: dict[str, Any] = {"model": model, "train": {"steps": 2, "eval_rows": 2}}
     gradients = str(tmp_path / "gradients.npy")
     expected = run_training(configure("one", **options), gradients=gradients)
-    balanced = model["num_experts_per_tok"] if name in ("mixtral", "qwen3_moe") else 0  # the routers' loss then
+    balanced = (
+        model["num_experts_per_tok"] if name in ("mixtral", "qwen2_moe", "qwen3_moe") else 0
+    )  # the routers' loss then
     assert expected["balance_loss"] == pytest.approx([1.1 * balanced] * 2, rel=0.2)
     lines = [json.loads(line) for line in (tmp_path / "one" / "metrics.jsonl").read_text().splitlines()]
     assert [line["balance_loss"] for line in lines if "balance_loss" in line] == [

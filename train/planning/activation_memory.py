@@ -11,7 +11,8 @@ V padded vocabulary, b bytes of a parameter. A layer keeps these elements, besid
     attention        T H E     its output           and T H log-sum-exp values in fp32
     SwiGLU           T 5 I     gate and up (2 I), the contiguous gate, silu(gate), the product
     GELU             T 2 I     its input and its output
-    experts          k T (5 I + D) for k experts per token, and 2 k T D in fp32 before and after weighting
+    experts          k T (5 I + 2 D) for k experts per token: the tokens, and the outputs before they are weighted
+    shared expert    T 5 I, and T (D + 1) in fp32: its output and the weight of that
 
 Offloaded activations are on the host between the two passes; `returned_bytes` are on the device for backward.
 
@@ -25,7 +26,7 @@ from typing import Literal
 
 from ...core.dtypes import FP32
 from ...core.layout import Stage
-from ...model.spec import DecoderSpec, ExpertsSpec
+from ...model.spec import DecoderSpec, DenseSpec, ExpertsSpec
 from ...parallel.logits_blocks import rows_at_once
 
 INDEX = 8  # int64
@@ -135,10 +136,16 @@ def _mlp(shape: PassShape, layer: int, recompute: Recompute) -> int:
         width = 3 if recompute == "selective" else 5
         hidden = shape.spec.hidden_size
         chosen = routed * 3 * INDEX + shape.tokens * block.num_experts * FP32.itemsize
-        return chosen + routed * ((width * inner + hidden) * shape.itemsize + 2 * hidden * FP32.itemsize)
+        own = chosen + routed * (width * inner + 2 * hidden) * shape.itemsize
+        return own + (shape.tokens * _shared_expert(shape, block.shared, width) if block.shared else 0)
     if block.activation == "swiglu":
         return shape.tokens * (2 if recompute == "selective" else 5) * inner * shape.itemsize
     return shape.tokens * (1 if recompute == "selective" else 2) * inner * shape.itemsize
+
+
+def _shared_expert(shape: PassShape, block: DenseSpec, width: int) -> int:
+    """Returns the bytes per token of a shared expert, whose output is weighted in fp32."""
+    return width * (block.inner // shape.tp) * shape.itemsize + (shape.spec.hidden_size + 1) * FP32.itemsize
 
 
 def loss_bytes(shape: PassShape) -> int:

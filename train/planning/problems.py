@@ -15,7 +15,7 @@ from ..config.train_config import TrainConfig
 MOST_TENSORS: Final = 10**6
 MOST_RANKS: Final = 2**20
 MOST_PASSES: Final = 2**15  # of a rank in a step
-TENSORS_PER_LAYER: Final = 12
+TENSORS_PER_LAYER: Final = 16
 
 
 def problems(config: TrainConfig, table: Table, num_ranks: int | None) -> list[str]:

@@ -64,7 +64,7 @@ class Program:
     def row_widths(self) -> dict[str, int]:
         """The columns of each buffer of rows but logits (see operations.py), with the scores of experts for routing."""
         heads = self.num_heads * self.head_dim
-        products = {each.target: each.matrix.out_features for each in self.operations if isinstance(each, Multiply)}
+        products = [each for each in self.operations if isinstance(each, Multiply) and each.target == "inner"]
         routes = (each.matrix.out_features for each in self.operations if isinstance(each, Route))
         return {
             "hidden": self.hidden_size,
@@ -72,7 +72,7 @@ class Program:
             "qkv": heads + 2 * self.num_kv_heads * self.head_dim,
             "query": heads,
             "attended": heads,
-            "inner": products.get("inner", 0),
+            "inner": max((each.matrix.out_features for each in products), default=0),
             "gated": max((each.columns for each in self.operations if isinstance(each, Gate)), default=0),
             "partial": self.hidden_size,
             "scores": max(routes, default=0),
@@ -91,7 +91,9 @@ def most_slices(spec: DecoderSpec) -> int:
 
     S is the largest power of two up to 8 that divides the number of heads and every intermediate size.
     """
-    sizes = {spec.num_heads, *(layer.feed_forward.inner for layer in spec.layers)}
+    blocks = [layer.feed_forward for layer in spec.layers]
+    shared = [block.shared for block in blocks if isinstance(block, ExpertsSpec) and block.shared]
+    sizes = {spec.num_heads, *(block.inner for block in (*blocks, *shared))}
     slices = MOST_SLICES
     while any(size % slices for size in sizes):
         slices //= 2
@@ -174,7 +176,7 @@ class _Rank:
         yield Multiply("normed", "inner", self._column(f"{prefix}.{first}"))
         yield Gate(block.activation, down.in_features)
         yield Multiply("gated", "partial", down, self.num_slices)
-        yield Reduce(self._known(f"{prefix}.down_proj.bias"))
+        yield Reduce(self._known(f"{prefix}.down_proj.bias"), self._known(f"{prefix}_gate.weight"))
 
     def _experts(self, prefix: str, block: ExpertsSpec) -> Iterator[Operation]:
         router, gate_up, down = f"{prefix}.gate.weight", f"{prefix}.experts.gate_up_proj", f"{prefix}.experts.down_proj"
@@ -183,6 +185,8 @@ class _Rank:
         inner = self.params[down].shape[1]
         yield RunExperts(gate_up, down, block.num_experts, inner, self.num_slices)
         yield Reduce()
+        if block.shared is not None:  # reads the same rows of normed
+            yield from self._dense(f"{prefix}.shared_expert", block.shared)
 
     def _norm(self, name: str) -> Norm:
         return Norm(self.spec.norm, f"{name}.weight", self._known(f"{name}.bias"), self.spec.norm_eps)

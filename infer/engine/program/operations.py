@@ -174,9 +174,12 @@ class Reduce:
 
     Attributes:
         bias: the parameter of the bias, whole on every rank; "" without one.
+        gate: the parameter [1, D], whole on every rank, whose product with the row of normed gives, through a sigmoid,
+            the weight of the row's sum; "" for a weight of 1.
     """
 
     bias: str = ""
+    gate: str = ""
 
 
 @dataclass(frozen=True, slots=True)

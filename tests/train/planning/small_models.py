@@ -20,4 +20,13 @@ MODELS = {
         "intermediate_size": 96,
         "num_local_experts": 4,
     },
+    "qwen2_moe": {
+        **SHAPE,
+        "architecture": "qwen2_moe",
+        "num_key_value_heads": 2,
+        "intermediate_size": 96,
+        "num_local_experts": 4,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 160,
+    },
 }

@@ -34,6 +34,14 @@ class Routing:
     chosen_TK: torch.Tensor
 
 
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """Returns the sigmoid of every element, fp32, as a softmax with 0.
+
+    The bits of torch's own depend on an element's place: at the end of a tensor it takes another exponential function.
+    """
+    return torch.stack((x, torch.zeros_like(x)), dim=-1).softmax(dim=-1)[..., 0]
+
+
 def choose_experts(scores_TE: torch.Tensor, route: Route) -> Routing:
     """Chooses the `top_k` best experts of every token, the lowest of equals first."""
     ordered_TE, experts_TE = scores_TE.float().softmax(dim=-1).sort(dim=-1, descending=True, stable=True)

@@ -3,6 +3,7 @@
 Letters: T rows of a tile, R rows whose logits are wanted, D hidden size, V vocabulary rows of this rank.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -28,7 +29,7 @@ from ...program.operations import (
     RunExperts,
     SampleTokens,
 )
-from .experts import Routing, choose_experts, run_experts
+from .experts import Routing, choose_experts, run_experts, sigmoid
 from .paged_attention import PagedAttention
 from .prepared_weights import PreparedWeights
 
@@ -104,7 +105,7 @@ class Interpreter:
             case RunExperts():
                 buffers["partial"] = self._run_experts(operation, state)
             case Reduce():
-                buffers["hidden"] = buffers["hidden"] + self._reduce(operation, buffers["partial"])
+                buffers["hidden"] = buffers["hidden"] + self._reduce(operation, buffers)
             case Head() | SampleTokens():
                 pass  # these follow for the wanted rows of all tiles together
 
@@ -142,6 +143,10 @@ class Interpreter:
         gate_up, down = self._weights.rows(operation.gate_up), self._weights.rows(operation.down)
         return run_experts(state.buffers["normed"], state.routing, gate_up, down, operation)
 
-    def _reduce(self, operation: Reduce, partial_TD: torch.Tensor) -> torch.Tensor:
-        sum_TD = tree_sum(all_gather(partial_TD, self._tp))
+    def _reduce(self, operation: Reduce, buffers: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        sum_TD = tree_sum(all_gather(buffers["partial"], self._tp))
+        if operation.gate:
+            # A sum per row, as in norms, so that its bits do not depend on the number of rows.
+            scores_T1 = (buffers["normed"].float() * self._weights[operation.gate].float()).sum(dim=-1, keepdim=True)
+            sum_TD = (sum_TD.float() * sigmoid(scores_T1)).to(sum_TD.dtype)
         return sum_TD + self._weights[operation.bias] if operation.bias else sum_TD

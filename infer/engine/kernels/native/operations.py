@@ -26,14 +26,15 @@ _BUFFERS = {each.name.lower(): each for each in Buffer}
 def prepare_operations(program: Program, weights: PackedWeights) -> CArray[PreparedOperation]:
     """Returns the operations of a program, which point to the memory of `weights`.
 
-    On one rank there is nothing to reduce: a product adds to hidden itself. The sampler, which is last, is left out.
+    On one rank there is nothing to reduce: a product adds to hidden itself, unless its sum is weighted. The sampler,
+    which is last, is left out.
     """
     prepared: list[PreparedOperation] = []
     for operation, following in zip(program.operations, program.operations[1:], strict=False):
         match operation:
-            case Reduce() if program.tp == 1:
+            case Reduce(gate="") if program.tp == 1:
                 continue
-            case Multiply() if program.tp == 1 and isinstance(following, Reduce):
+            case Multiply() if program.tp == 1 and isinstance(following, Reduce) and not following.gate:
                 matrix = _matrix(weights, operation.matrix.name, following.bias)
                 buffers = {"source": _BUFFERS[operation.source], "target": Buffer.HIDDEN}
                 prepared.append(PreparedOperation(kind=OperationKind.MULTIPLY, add=1, matrix=matrix, **buffers))
@@ -72,8 +73,9 @@ def _plain(operation: Operation, program: Program, weights: PackedWeights) -> li
             sizes = {"experts": num_experts, "top_k": top_k}
             sums = {"target": Buffer.HIDDEN, "add": 1} if program.tp == 1 else {"target": Buffer.PARTIAL}
             return [PreparedOperation(kind=OperationKind.EXPERTS, **sizes, **sums, **matrices)]
-        case Reduce(bias):
-            return [PreparedOperation(kind=OperationKind.REDUCE, add=1, offset=_vector(weights, bias))]
+        case Reduce(bias, gate):
+            vectors = {"offset": _vector(weights, bias), "weight": _vector(weights, gate)}
+            return [PreparedOperation(kind=OperationKind.REDUCE, add=1, **vectors)]
         case Head(matrix):
             return [PreparedOperation(kind=OperationKind.HEAD, matrix=_matrix(weights, matrix.name, ""))]
     raise TkError(f"The native backend does not run {type(operation).__name__}.")

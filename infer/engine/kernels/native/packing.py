@@ -13,7 +13,7 @@ from .....core.dtypes import BF16, FP32, DType
 from .....core.integers import ceil_div, round_up
 from .....core.local_params import LocalParam
 from ...program.lower import Program
-from ...program.operations import Embed, Head, Multiply, Route, RunExperts, WeightMatrix
+from ...program.operations import Embed, Head, Multiply, Reduce, Route, RunExperts, WeightMatrix
 from ...program.quantization import Codes, Grouping, groupings, quantize, untransposed
 from .binding.library import Kernels
 from .binding.memory import CACHE_LINE, LARGE_PAGE, Arena, aligned
@@ -70,7 +70,7 @@ class PackedWeights:
 
     Attributes:
         matrices: the packed parameters; a bias is set where an operation has one.
-        vectors: norms and biases in fp32.
+        vectors: norms, biases and the gates of sums in fp32.
         tables: the embeddings that are read by row and are neither quantized nor the head, in the weights' dtype.
         key_factors: those of each layer (see `KeyEqualizer.factors`); {} for a cache whose keys are not equalized.
     """
@@ -87,6 +87,7 @@ class PackedWeights:
 
     def __post_init__(self) -> None:
         self._stacks = dict(stacks(self.program, self.weight_dtype))
+        self._gates = {each.gate for each in self.program.operations if isinstance(each, Reduce)}
         shape = format_of(self.dtype), _column_step(self.kernels, self.dtype)
         sizes = (each.count * each.matrix_bytes(*shape) for each in self._stacks.values())
         total = sum(round_up(size, CACHE_LINE) for size in sizes)
@@ -94,10 +95,10 @@ class PackedWeights:
 
     def take(self, param: LocalParam, values: Array) -> None:
         """Packs or keeps a parameter."""
-        if len(param.shape) == 1:  # a norm or a bias
+        if len(param.shape) == 1 or param.name in self._gates:
             wide = cast(values, self.dtype, FP32, param.name)
             memory = aligned(4 * ceil_div(wide.size, PANEL) * PANEL).view(np.float32)
-            memory[: wide.size] = wide
+            memory[: wide.size] = wide.reshape(-1)
             self.vectors[param.name] = memory
         elif param.name in self._stacks:
             stack = self._stacks[param.name]

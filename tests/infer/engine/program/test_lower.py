@@ -92,6 +92,31 @@ def test_experts_and_windows_follow_the_layers() -> None:
     assert append.q_norm == "model.layers.0.self_attn.q_norm.weight"
 
 
+def test_a_shared_expert_follows_the_experts_on_the_same_rows() -> None:
+    options = {"num_hidden_layers": 1, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24}
+    program = lower(spec_of("qwen2_moe", **options), tp=2)
+    experts = next(i for i, each in enumerate(program.operations) if isinstance(each, RunExperts))
+    reduce, gate_up, _, down, shared, *_ = program.operations[experts + 1 :]
+    prefix = "model.layers.0.mlp.shared_expert"
+    assert reduce == Reduce()
+    assert gate_up == Multiply("normed", "inner", WeightMatrix(f"{prefix}.gate_up_proj.weight", 32, 24))
+    assert down == Multiply("gated", "partial", WeightMatrix(f"{prefix}.down_proj.weight", 12, 32))
+    assert shared == Reduce(gate=f"{prefix}_gate.weight")
+    assert program.row_widths["inner"] == 24
+
+
+def test_buffers_are_as_wide_as_the_widest_block() -> None:
+    for wide in ({"intermediate_size": 80}, {"shared_expert_intermediate_size": 80}):
+        sizes = {"mlp_only_layers": (1,), "num_hidden_layers": 2, "shared_expert_intermediate_size": 40} | wide
+        widths = lower(spec_of("qwen2_moe", **sizes)).row_widths
+        assert (widths["inner"], widths["gated"]) == (160, 80)
+
+
+def test_a_shared_expert_counts_among_the_intermediate_sizes() -> None:
+    sizes = {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 20}
+    assert most_slices(spec_of("qwen2_moe", **sizes)) == 4
+
+
 @pytest.mark.parametrize(("heads", "inner", "slices"), [(8, 48, 8), (12, 2048, 4), (9, 1536, 1), (16, 20, 4)])
 def test_slices_divide_heads_and_intermediate_sizes(heads: int, inner: int, slices: int) -> None:
     config = {"num_attention_heads": heads, "intermediate_size": inner, "hidden_size": 16 * heads}

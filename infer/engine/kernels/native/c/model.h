@@ -50,7 +50,7 @@ struct operation {
     int32_t top_k, normalize, experts;
     float eps;
     int64_t rows;                   // EMBED: rows of the table on a rank
-    const float *weight, *offset;   // NORM; APPEND: the norms of query and key heads, or NULL
+    const float *weight, *offset;   // NORM; APPEND: the norms of query and key heads; REDUCE: gate and bias; or NULL
     const void *table, *positions;  // EMBED: row-major
     const float *factors;           // APPEND: [kv_heads][head_dim], of queries; keys are divided by them; NULL without
     struct matrix matrix, second;

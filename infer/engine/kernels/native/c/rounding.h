@@ -77,7 +77,7 @@ INLINE uint16_t *rounded_at(const struct matrix *w, void *rounded, int64_t rows,
 INLINE int arrives_rounded(const struct model *m, const struct operation *product) {
     const struct matrix *w = &product->matrix;
     if (product->kind != MULTIPLY || !takes_rounded(w) || w->in / w->slices % BLOCK_COLUMNS) return 0;
-    if (product->source == NORMED) return !norms_for_itself(m, product - 1);
+    if (product->source == NORMED) return product[-1].kind == NORM && !norms_for_itself(m, product - 1);
     if (product->source == ATTENDED) return m->head_dim % BLOCK_COLUMNS == 0;
     return product[-1].variant == 0 && takes_rounded(&product[-2].matrix);  // gate and up are multiplied together
 }

@@ -32,7 +32,7 @@ INLINE int gates(const struct operation *product) {
 
 // Whether every thread norms all rows for itself, into its scratch: the product that follows reads them there.
 INLINE int norms_for_itself(const struct model *m, const struct operation *norm) {
-    return (norm->wanted ? m->step.wanted : m->step.tokens) <= OWN_ROWS && norm[1].kind != ROUTE;
+    return norm->kind == NORM && (norm->wanted ? m->step.wanted : m->step.tokens) <= OWN_ROWS && norm[1].kind != ROUTE;
 }
 
 // Whether a thread may begin the operation after this one before the others have ended this one.

@@ -17,7 +17,10 @@ CUTS = (1, 2, 20)
 
 
 @needs_compiler
-@pytest.mark.parametrize(("name", "tp"), [("llama3", 2), ("mixtral", 4), ("gpt2", 2), ("qwen3_moe", 4), ("qwen2", 8)])
+@pytest.mark.parametrize(
+    ("name", "tp"),
+    [("llama3", 2), ("mixtral", 4), ("gpt2", 2), ("qwen3_moe", 4), ("qwen2_moe", 2), ("qwen2_moe", 8), ("qwen2", 8)],
+)
 def test_ranks_give_the_bits_of_one_rank_in_fp32(tmp_path: Path, name: str, tp: int) -> None:
     ENTRIES[name].make(tmp_path / "model")
     alone = runner(tmp_path / "model")

@@ -102,6 +102,17 @@ def test_experts_take_the_number_that_the_router_chooses() -> None:
         assert (experts.target, experts.add) == (target, int(tp == 1))
 
 
+def test_the_sum_of_a_shared_expert_is_weighted_before_it_is_added() -> None:
+    for tp in (1, 2):
+        weights, operations = prepared("qwen2_moe", tp)
+        after = kinds(operations)[kinds(operations).index("EXPERTS") + 1 :]
+        assert after == [*(["REDUCE"] if tp > 1 else []), "MULTIPLY", "GATE", "MULTIPLY", "REDUCE", "NORM", "HEAD"]
+        [product] = [each for each in operations if each.kind == OperationKind.MULTIPLY and each.source == Buffer.GATED]
+        assert (product.target, product.add) == (Buffer.PARTIAL, 0)
+        gates = [each.weight for each in operations if each.kind == OperationKind.REDUCE and each.weight]
+        assert gates == [weights.vectors[f"{LAYER}.mlp.shared_expert_gate.weight"].ctypes.data]
+
+
 def test_an_operation_that_no_kernel_runs_is_named() -> None:
     program = lower(spec_of("llama"))
     with pytest.raises(TkError, match="does not run SampleTokens"):

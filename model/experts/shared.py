@@ -1,0 +1,53 @@
+"""The shared expert of a mixture, which every token passes beside its own ones (arXiv 2401.06066, section 3.2).
+
+Letters: T tokens, D hidden size.
+"""
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from ...parallel.products import linear
+from ..activation import swiglu
+from ..placement import Placement
+from ..recompute import recomputed
+
+
+class LocalLinear(nn.Module):
+    """A linear layer without bias by this rank's part of a weight, without communication."""
+
+    def __init__(self, name: str, place: Placement) -> None:
+        super().__init__()
+        self.weight = place.empty(f"{name}.weight")
+
+    def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
+        """Maps [..., D] to [..., F]."""
+        return linear(x_ND, self.weight)
+
+
+class SharedExpert(nn.Module):
+    """A gated block that is split over tensor-parallel ranks, weighted by a sigmoid if the model has a gate for it.
+
+    Args:
+        name: the full name of the block.
+        place: the rank's place.
+    """
+
+    def __init__(self, name: str, place: Placement) -> None:
+        super().__init__()
+        self.activation = partial(recomputed, swiglu) if place.recompute == "selective" else swiglu
+        self.gate_up_proj = LocalLinear(f"{name}.gate_up_proj", place)
+        self.down_proj = LocalLinear(f"{name}.down_proj", place)
+
+    def forward(self, x_TD: torch.Tensor, gate: LocalLinear | None) -> torch.Tensor:
+        """Maps tokens [T, D], replicated, to this rank's part of the output [T, D]; its gradient is partial too.
+
+        Args:
+            x_TD: the tokens.
+            gate: the layer that scores the output's weight, replicated; None for a weight of 1.
+        """
+        y_TD: torch.Tensor = self.down_proj(self.activation(self.gate_up_proj(x_TD)))
+        if gate is not None:
+            y_TD = (y_TD.float() * gate(x_TD).float().sigmoid()).to(y_TD.dtype)
+        return y_TD
