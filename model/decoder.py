@@ -109,6 +109,8 @@ class Decoder(nn.Module):
         stage: the layers to build; None for the whole model.
         recompute: the activations that backward computes again: "none"; "selective" for large but cheap ones,
             attention between its projections and the activations of feed-forward blocks; "full" for whole layers.
+        mlp_block: the positions of this rank that a dense feed-forward block computes at once, and again in backward;
+            its weights' gradients are not deferred. 0 for all positions, which backward computes as `recompute` says.
 
     Raises:
         ParallelError: tp does not divide the model.
@@ -121,6 +123,7 @@ class Decoder(nn.Module):
         *,
         stage: Stage | None = None,
         recompute: Recompute = "none",
+        mlp_block: int = 0,
     ) -> None:
         super().__init__()
         self.config = config
@@ -132,6 +135,7 @@ class Decoder(nn.Module):
             replace(context, sequence_parallel=self.sequence_parallel),
             stage or Stage(range(len(self.spec.layers))),
             recompute=recompute,
+            mlp_block=mlp_block,
         )
         self.stage = place.stage
         self._params = place.params

@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from ..parallel.mlp_blocks import MLPBlocks
 from .activation import gelu_new, swiglu
 from .placement import Placement
 
@@ -14,9 +15,12 @@ class GatedMLP(nn.Module):
         super().__init__()
         self.gate_up_proj = place.column(f"model.layers.{layer}.mlp.gate_up_proj")
         self.down_proj = place.row(f"model.layers.{layer}.mlp.down_proj")
+        self.block = place.mlp_block
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
         """Maps hidden states [..., D] to [..., D]."""
+        if self.block:
+            return MLPBlocks(self.gate_up_proj, self.down_proj, swiglu, self.block)(x_ND)
         return self.down_proj(self.gate_up_proj(x_ND), swiglu)  # type: ignore[no-any-return]
 
 
@@ -27,7 +31,10 @@ class PlainMLP(nn.Module):
         super().__init__()
         self.up_proj = place.column(f"model.layers.{layer}.mlp.up_proj")
         self.down_proj = place.row(f"model.layers.{layer}.mlp.down_proj")
+        self.block = place.mlp_block
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
         """Maps hidden states [..., D] to [..., D]."""
+        if self.block:
+            return MLPBlocks(self.up_proj, self.down_proj, gelu_new, self.block)(x_ND)
         return self.down_proj(self.up_proj(x_ND), gelu_new)  # type: ignore[no-any-return]

@@ -29,13 +29,14 @@ class Placement:
         spec: the description of the decoder.
         context: see LayerContext.
         stage: the layers of this pipeline stage.
-        recompute: see Decoder.
+        recompute, mlp_block: see Decoder.
     """
 
     spec: DecoderSpec
     context: LayerContext
     stage: Stage
     recompute: Recompute = "none"
+    mlp_block: int = 0
 
     @cached_property
     def params(self) -> tuple[LocalParam, ...]:

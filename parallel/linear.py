@@ -131,13 +131,13 @@ class _Product(torch.autograd.Function):
         call: _Call = ctx.call
         layer = call.layer
         for_input, for_weight, _ = ctx.needs_input_grad
-        before_ND, after_ND = _activate(x_ND, call.activation)
+        before_ND, after_ND = activated(x_ND, call.activation)
         x_ND = after_ND.detach()
         grad_NF = all_gather_dim(grads[0], SEQUENCE, layer.tp) if layer.gathers("row") else grads[0]
         # The gather of the input runs under the input-gradient product, its sum under the weight-gradient product.
         whole_ND = _start_gather(x_ND, layer) if for_weight else None
-        sum_ND = _start_sum(_input_gradient(grad_NF, call.weight, layer.num_transposed), layer) if for_input else None
-        grad_weight = _weight_gradient(grad_NF, whole_ND.wait(), layer.num_transposed) if whole_ND else None
+        sum_ND = start_sum(input_gradient(grad_NF, call.weight, layer.num_transposed), layer) if for_input else None
+        grad_weight = weight_gradient(grad_NF, whole_ND.wait(), layer.num_transposed) if whole_ND else None
         if call.queue is not None:
             call.queue.put(partial(_accumulate, call, grad_NF, x_ND))
         grad_ND = sum_ND.wait() if sum_ND else None
@@ -146,7 +146,7 @@ class _Product(torch.autograd.Function):
         return grad_ND, grad_weight, None
 
 
-def _activate(x_ND: torch.Tensor, activation: Activation | None) -> tuple[torch.Tensor, torch.Tensor]:
+def activated(x_ND: torch.Tensor, activation: Activation | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the input and the output of an activation, joined by a graph of their own; `x_ND` twice without one."""
     if activation is None:
         return x_ND, x_ND
@@ -159,7 +159,7 @@ def _start_gather(x_ND: torch.Tensor, layer: ParallelProduct) -> PendingResult:
     return start_all_gather_dim(x_ND, SEQUENCE, layer.tp) if layer.gathers("column") else PendingResult(x_ND)
 
 
-def _start_sum(grad_ND: torch.Tensor, layer: ParallelProduct) -> PendingResult:
+def start_sum(grad_ND: torch.Tensor, layer: ParallelProduct) -> PendingResult:
     """Starts to sum the partial gradients of a "column" layer's input; the gradient of a "row" layer's is whole."""
     if layer.side == "row":
         return PendingResult(grad_ND)
@@ -172,7 +172,7 @@ def _accumulate(call: _Call, grad_NF: torch.Tensor, x_ND: torch.Tensor) -> None:
     """Computes a deferred weight gradient and accumulates it as autograd would, with a call of the weight's hooks."""
     with torch.no_grad():
         whole_ND = _start_gather(x_ND, call.layer).wait()
-        gradient = _weight_gradient(grad_NF, whole_ND, call.layer.num_transposed)
+        gradient = weight_gradient(grad_NF, whole_ND, call.layer.num_transposed)
     torch.autograd.backward(call.weight, gradient)
 
 
@@ -187,7 +187,8 @@ def product(
     return y_NF if bias_F is None else y_NF + bias_F
 
 
-def _input_gradient(grad_NF: torch.Tensor, weight: torch.Tensor, num_transposed: int) -> torch.Tensor:
+def input_gradient(grad_NF: torch.Tensor, weight: torch.Tensor, num_transposed: int) -> torch.Tensor:
+    """Maps the gradient [..., F] of `product` to that of its input [..., D], a partial sum if F is split over ranks."""
     if not num_transposed:
         return matmul(grad_NF, weight)
     pairs = zip(grad_NF.chunk(num_transposed, dim=-1), weight.chunk(num_transposed), strict=True)
@@ -195,7 +196,8 @@ def _input_gradient(grad_NF: torch.Tensor, weight: torch.Tensor, num_transposed:
     return reduce(torch.add, reversed(terms))  # autograd's order for plain operators, so the bits are the same
 
 
-def _weight_gradient(grad_NF: torch.Tensor, x_ND: torch.Tensor, num_transposed: int) -> torch.Tensor:
+def weight_gradient(grad_NF: torch.Tensor, x_ND: torch.Tensor, num_transposed: int) -> torch.Tensor:
+    """Maps the gradient [..., F] and the input [..., D] of `product` to the gradient of this rank's weight."""
     grad_TF, x_TD = grad_NF.flatten(0, -2), x_ND.flatten(0, -2)
     if not num_transposed:
         return matmul(grad_TF.t(), x_TD)

@@ -12,6 +12,16 @@ import torch.nn.functional as F
 from .row_blocks import row_blocks
 
 
+def added(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:
+    """Returns a sum with another term, at least in fp32 from the second term on; it may take the sum's memory."""
+    return term if total is None else total.to(wide_dtype(term)).add_(term)
+
+
+def wide_dtype(term: torch.Tensor) -> torch.dtype:
+    """Returns the dtype of a sum of many such terms: fp32, or theirs if it has more bits."""
+    return torch.promote_types(term.dtype, torch.float32)
+
+
 def embedding(ids_N: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
     """Looks up rows of a table: int64 [...] -> [..., D]."""
     if _torch_sums_in_fp32(weight_VD):

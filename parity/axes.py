@@ -110,6 +110,21 @@ _ALL: Final = (
         checked_with=(("tp", "pp", "schedule", "tied"),),
     ),
     ParityAxis("experts", ("none", "mixtral"), of_model=True, checked_with=(("tp", "pp"),)),
+    ParityAxis(
+        "mlp_block",
+        (0, 3),
+        "recompute.mlp_block",
+        rules=(
+            Rule(
+                ("experts", "mlp_block"),
+                lambda experts, mlp_block: (
+                    "a mixture of experts has no dense MLP: mlp_block has no effect"
+                    if mlp_block and experts == "mixtral"
+                    else ""
+                ),
+            ),
+        ),
+    ),
     ParityAxis("packing", ("concat", "documents"), "data.packing", of_model=True),
     ParityAxis("window", (False, True), of_model=True),
     ParityAxis("offload_optimizer", ("none", "cpu", "disk"), "offload.optimizer", strength=2, foreign=True),

@@ -17,6 +17,7 @@ class ParityLayout(Section):
         shard_size: the number of ranks that share one copy of the state; 0 = dp.
         tied: whether embedding and head are one tensor; None = as the model is configured.
         kv_heads: as many kv heads as heads, half as many, or tp / 2; None = as the model is configured.
+        mlp_block: the positions that a dense MLP computes at once; 0 = all.
         experts: the architecture whose mixtures of experts the layers have, or "none"; None = as it is configured.
         packing: as in [data]; None = as it is configured.
         window: whether a query sees only a few positions; None = as the model is configured.
@@ -38,6 +39,7 @@ class ParityLayout(Section):
     tied: bool | None = None
     kv_heads: Literal["heads", "fewer", "fewer than tp"] | None = None
     experts: Literal["none", "mixtral"] | None = None
+    mlp_block: int = Field(default=0, ge=0)
     packing: Literal["concat", "documents"] | None = None
     window: bool | None = None
     offload_optimizer: Tier = "none"
@@ -59,7 +61,7 @@ class ParityLayout(Section):
     def to_json(self) -> dict[str, Any]:
         """Returns the keys as plain data, without the less common ones at their defaults."""
         data = self.model_dump(exclude_none=True)
-        for key in ("num_virtual_stages", "shard_size", "foreign", *OFFLOAD_AXES):
+        for key in ("num_virtual_stages", "shard_size", "mlp_block", "foreign", *OFFLOAD_AXES):
             if data[key] == type(self).model_fields[key].default:
                 del data[key]
         return data
@@ -72,6 +74,7 @@ class ParityLayout(Section):
         words += [f"recompute {self.recompute}"] if self.recompute != "none" else []
         words += ["tied"] if self.tied else []
         words += [self.experts] if self.experts not in (None, "none") else []
+        words += [f"mlp_block {self.mlp_block}"] if self.mlp_block else []
         words += ["documents"] if self.packing == "documents" else []
         words += ["window"] if self.window else []
         words += [f"{key} on {place}" for key, place in self.offload.items() if place != "none"]

@@ -114,7 +114,7 @@ COMPUTE: dict[str, str] = {
     "model": "activation attention balance decoder init loading mlp norm peers placement recompute rope",
     "model.experts": "experts mixture router shared token_pairs",
     "parallel": "collectives functions grouped_products head_loss host layers linear link_factory local_link "
-    "meeting mesh point_to_point products row_blocks row_exchange torch_dtypes wide_sums",
+    "meeting mesh mlp_blocks point_to_point products row_blocks row_exchange torch_dtypes wide_sums",
     "parity": "flat_values foreign gradients measure reference_values updates",
     "train.context": "kernels tiled",
     "train.engine": "attention compiling evaluate nonfinite optimizer_step passes stages training_engine",

@@ -151,7 +151,7 @@ def test_the_weight_gradient_is_computed_while_the_sum_is_under_way(
         seen.append("input's gather started")
         return PendingResult(x)
 
-    compute = linear._weight_gradient
+    compute = linear.weight_gradient
 
     def weight_gradient(*arguments: Any) -> torch.Tensor:
         seen.append("weight gradient")
@@ -161,7 +161,7 @@ def test_the_weight_gradient_is_computed_while_the_sum_is_under_way(
     monkeypatch.setattr(linear, "start_reduce_scatter_dim", start)
     monkeypatch.setattr(linear, "start_all_gather_dim", gather)
     monkeypatch.setattr(linear, "all_gather_dim", lambda x, *_: x)
-    monkeypatch.setattr(linear, "_weight_gradient", weight_gradient)
+    monkeypatch.setattr(linear, "weight_gradient", weight_gradient)
     layer = ColumnParallelLinear(8, 6, LayerContext(Group(None, 0, 2), torch.float32, CPU, sequence_parallel))
     layer(torch.zeros(4, 8, requires_grad=True)).sum().backward()
     first = ["input's gather started"] if sequence_parallel else []

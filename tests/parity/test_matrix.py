@@ -34,8 +34,9 @@ def test_every_combination_is_a_layout_or_left_out_for_a_reason(everything: Matr
     places = 3**3 * 2  # of states, gradients and parameters; of activations
     foreign = 3 * 4 * 3 * places  # dp, ZeRO stages, shard sizes
     kinds = 2 * 2 * 2  # of models: with experts, documents, windows
-    assert everything.num_combinations == 3 * 3 * 3 * 4 * 4 * 3 * 2 * 3 * 2 * 3 * kinds * places + foreign
-    assert len(AXES) == 17
+    distinct = 3 * 2 * 2  # dense MLPs are computed whole or in blocks
+    assert everything.num_combinations == 3 * 3 * 3 * 4 * 4 * 3 * 2 * 3 * 2 * 3 * kinds * 2 * places + foreign
+    assert len(AXES) == 18
     # By hand. (tp, pp, dp) up to 8 ranks: 3 schedules at pp = 1, 4 beyond; ZeRO 1 only where dp > 1, and from it on as
     # many shard sizes as dp has divisors; at tp = 1 neither sequence parallelism nor fewer kv heads than tp. The rest:
     # 3 kinds of recomputation, tied or not. States on the device, or in 2 other places, then gradients in any of 3, and
@@ -46,8 +47,8 @@ def test_every_combination_is_a_layout_or_left_out_for_a_reason(everything: Matr
     for tp, pp, dp in product((1, 2, 4), (1, 2, 4), (1, 2, 4)):
         if tp * pp * dp <= 8:
             schedules, kv = (3 if pp == 1 else 4), (2 if tp == 1 else 3)
-            expected += schedules * spread[dp] * kv * (1 if tp == 1 else 2) * 3 * 2 * kinds
-    assert everything.num_layouts == 2 * expected == 1_312_552
+            expected += schedules * spread[dp] * kv * (1 if tp == 1 else 2) * 3 * 2 * distinct
+    assert everything.num_layouts == 2 * expected == 1_968_616
     assert everything.left_out()["tp x pp x dp is more than 8 ranks"] > 0
     assert everything.num_layouts + everything.left_out().total() == everything.num_combinations
 

@@ -288,9 +288,11 @@ class RecomputeSection(Section):
     Attributes:
         mode: "none" keeps all activations; "selective" recomputes attention and the MLP's activations; "full"
             recomputes everything inside a layer.
+        mlp_block: the positions of a rank that a dense MLP computes at once, and again in backward; 0 = all.
     """
 
     mode: Literal["none", "selective", "full"] = "none"
+    mlp_block: int = Field(default=0, ge=0)
 
 
 class CheckpointSection(Section):

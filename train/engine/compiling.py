@@ -13,6 +13,7 @@ from ...core.errors import ConfigError
 from ...model.attention import Attention
 from ...model.decoder import Decoder, DecoderLayer
 from ...model.experts.mixture import MixtureOfExperts
+from ...model.mlp import GatedMLP, PlainMLP
 from ...parallel.layers import ColumnParallelLinear, RowParallelLinear
 from ..config.extras import missing_for_compile
 from ..config.train_config import TrainConfig
@@ -28,6 +29,8 @@ def compile_layers(decoders: Sequence[Decoder], config: TrainConfig, device: tor
     outside: list[type[nn.Module]] = [MixtureOfExperts]
     if config.data.packing == "documents":  # their lengths differ from micro-batch to micro-batch
         outside.append(Attention)
+    if config.recompute.mlp_block:
+        outside += [GatedMLP, PlainMLP]
     deferred = config.parallel.schedule == "zb-h1" or config.recompute.mode == "selective"
     if config.parallel.tp > 1 or deferred:
         outside += [ColumnParallelLinear, RowParallelLinear]

@@ -32,6 +32,7 @@ def build_stages(
     sequence_parallel: bool,
     weight_grads: WeightGradQueue,
     recompute: Recompute,
+    mlp_block: int = 0,
 ) -> tuple[Decoder, ...]:
     """Builds this rank's stages on the meta device; flat buffers give their parameters memory.
 
@@ -43,6 +44,7 @@ def build_stages(
         sequence_parallel: whether hidden states are split over tp along the sequence.
         weight_grads: the queue for schedules that defer weight gradients.
         recompute: the activations that backward recomputes.
+        mlp_block: see Decoder.
 
     Raises:
         ParallelError: the layout does not fit the model.
@@ -54,6 +56,7 @@ def build_stages(
             context,
             stage=stage,
             recompute=recompute,
+            mlp_block=mlp_block,
         )
         for stage in stages(table, mesh.layout, mesh.coordinates.pp)
     )

@@ -17,7 +17,8 @@ V padded vocabulary, b bytes of a parameter. A layer keeps these elements, besid
 Offloaded activations are on the host between the two passes; `returned_bytes` are on the device for backward.
 
 "selective" recomputes the rotation, attention except its output, and the inner values of activations. "full" keeps
-only the input of each layer, and all values of the one layer that is in its backward.
+only the input of each layer, and all values of the one layer that is in its backward. A dense MLP that computes in
+blocks of rows keeps nothing but its input, which is the output of its norm.
 """
 
 from collections.abc import Sequence
@@ -41,6 +42,7 @@ class PassShape:
     Attributes:
         tokens: the number of tokens of a micro-batch.
         itemsize: bytes of a parameter and of an activation.
+        mlp_tokens: the tokens that a dense MLP computes at once, and again in backward; 0 = all, as `recompute` says.
         vocab_rows: rows of the embedding and of the head on this rank, padding included.
     """
 
@@ -51,6 +53,7 @@ class PassShape:
     vocab_rows: int
     sequence_parallel: bool
     recompute: Recompute
+    mlp_tokens: int = 0
 
     @property
     def split_tokens(self) -> int:
@@ -110,7 +113,8 @@ def layer_bytes(shape: PassShape, layer: int, recompute: Recompute) -> int:
     if recompute == "full":
         return hidden
     inputs, outputs = 2 * hidden, 2 * hidden  # of both norms
-    return 2 * _norm_bytes(shape) + inputs + outputs + _attention(shape, recompute) + _mlp(shape, layer, recompute)
+    mlp = 0 if _in_blocks(shape, layer) else _mlp(shape, layer, recompute)
+    return 2 * _norm_bytes(shape) + inputs + outputs + _attention(shape, recompute) + mlp
 
 
 def _norm_bytes(shape: PassShape) -> int:
@@ -128,7 +132,13 @@ def _attention(shape: PassShape, recompute: Recompute) -> int:
     return shape.tokens * per_token
 
 
+def _in_blocks(shape: PassShape, layer: int) -> bool:
+    return bool(shape.mlp_tokens) and isinstance(shape.spec.layers[layer].feed_forward, DenseSpec)
+
+
 def _mlp(shape: PassShape, layer: int, recompute: Recompute) -> int:
+    """Returns the bytes of the inner values of a feed-forward block, for `mlp_tokens` if it computes in blocks."""
+    tokens = shape.mlp_tokens if _in_blocks(shape, layer) else shape.tokens
     block = shape.spec.layers[layer].feed_forward
     inner = block.inner // shape.tp
     if isinstance(block, ExpertsSpec):
@@ -139,8 +149,8 @@ def _mlp(shape: PassShape, layer: int, recompute: Recompute) -> int:
         own = chosen + routed * (width * inner + 2 * hidden) * shape.itemsize
         return own + (shape.tokens * _shared_expert(shape, block.shared, width) if block.shared else 0)
     if block.activation == "swiglu":
-        return shape.tokens * (2 if recompute == "selective" else 5) * inner * shape.itemsize
-    return shape.tokens * (1 if recompute == "selective" else 2) * inner * shape.itemsize
+        return tokens * (2 if recompute == "selective" else 5) * inner * shape.itemsize
+    return tokens * (1 if recompute == "selective" else 2) * inner * shape.itemsize
 
 
 def _shared_expert(shape: PassShape, block: DenseSpec, width: int) -> int:
@@ -170,15 +180,26 @@ def logits_block(shape: PassShape) -> int:
 def backward_bytes(shape: PassShape, stage: Stage) -> int:
     """Returns the peak of one layer's backward beside the memory that forward kept.
 
-    It holds the gradients of the layer's widest block, and with recomputation the values that are computed again.
+    It holds the gradients of the layer's widest block, and with recomputation the values that are computed again; an
+    MLP in blocks has both for one block, and the sums of its weights' gradients.
     """
     if not stage.layers:
         return 0
     widest = max(
-        _mlp(shape, layer, "none") + layer_bytes(shape, layer, "none") - layer_bytes(shape, layer, shape.recompute)
+        _mlp(shape, layer, "none")
+        + (_mlp(shape, layer, "none") + _gradient_sums(shape, layer) if _in_blocks(shape, layer) else 0)
+        + layer_bytes(shape, layer, "none")
+        - layer_bytes(shape, layer, shape.recompute)
         for layer in stage.layers
     )
     return widest + shape.tokens * shape.spec.hidden_size * shape.itemsize
+
+
+def _gradient_sums(shape: PassShape, layer: int) -> int:
+    """Returns the bytes of the sums of the gradients of an MLP's weights over blocks, in fp32."""
+    block = shape.spec.layers[layer].feed_forward
+    matrices = 3 if isinstance(block, DenseSpec) and block.activation == "swiglu" else 2
+    return matrices * shape.spec.hidden_size * (block.inner // shape.tp) * FP32.itemsize
 
 
 def wide_logits_bytes(shape: PassShape, held: Sequence[Stage]) -> int:

@@ -82,7 +82,15 @@ class PlannedRun:
             vocab_rows=ceil_div(self.model.vocab_size, layout.tp),
             sequence_parallel=config.parallel.sequence_parallel and layout.tp > 1,
             recompute=config.recompute.mode,
+            mlp_tokens=self._mlp_tokens,
         )
+
+    @property
+    def _mlp_tokens(self) -> int:
+        """The tokens that a dense MLP computes at once, from all ranks over which a sequence is split; 0 = all."""
+        config, layout = self.config, self.layout
+        positions = config.recompute.mlp_block * (layout.tp if config.parallel.sequence_parallel else 1)
+        return config.train.micro_batch_size * min(positions, ceil_div(config.train.seq_len, layout.cp))
 
     def memory(self) -> tuple[PlacedBytes, ...]:
         """Returns the bytes of each pipeline rank, by place and part. Ranks along other axes need no more."""

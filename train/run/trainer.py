@@ -104,6 +104,7 @@ class Trainer:
             sequence_parallel=parallel.sequence_parallel,
             weight_grads=self.weight_grads,
             recompute=self.config.recompute.mode,
+            mlp_block=self.config.recompute.mlp_block,
         )
         options = TrainingOptions(
             self.config.optimizer,

@@ -23,6 +23,7 @@ CASES: dict[str, dict[str, Any]] = {
     "zero bubble": {"parallel": {"pp": 2, "dp": 1, "schedule": "zb-h1"}},
     "selective": {"recompute": {"mode": "selective"}},
     "full": {"recompute": {"mode": "full"}, "zero": {"stage": 3}},
+    "mlp in blocks": {"recompute": {"mlp_block": 7}},
     "packed documents": {"data": {"packing": "documents"}},
     "frozen, interleaved": {
         "model": {"num_hidden_layers": 5},

@@ -35,9 +35,11 @@ def _kept_by_autograd(
     length: int,
     recompute: Recompute = "none",
     loss_waits: bool = False,
+    mlp_block: int = 0,
 ) -> int:
     """Returns the bytes of distinct memory that autograd keeps of a forward pass, without parameters."""
-    decoder = Decoder(config, LayerContext(ALONE, dtype, torch.device("cpu")), recompute=recompute)
+    context = LayerContext(ALONE, dtype, torch.device("cpu"))
+    decoder = Decoder(config, context, recompute=recompute, mlp_block=mlp_block)
     for parameter in decoder.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     own = {parameter.untyped_storage().data_ptr() for parameter in decoder.parameters()}
@@ -81,6 +83,18 @@ def test_recomputed_activations_are_not_kept(name: str, recompute: Recompute) ->
     assert moving + head_gradient_bytes(shape) == pytest.approx(measured, rel=0.03)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_an_mlp_in_blocks_keeps_its_input_alone(name: str) -> None:
+    config = ModelConfig(**MODELS[name])
+    measured = _kept_by_autograd(config, torch.float32, 4, 48, mlp_block=7)
+    spec = decoder_spec(config)
+    shape, stage = (
+        PassShape(spec, 4 * 48, 4, 1, config.vocab_size, False, "none", 4 * 7),
+        Stage(range(len(spec.layers))),
+    )
+    assert stage_bytes(shape, stage) + head_gradient_bytes(shape) == pytest.approx(measured, rel=0.03)
+
+
 def _shape(recompute: Recompute, tp: int = 1, sequence_parallel: bool = False) -> PassShape:
     """Returns a pass of 10 tokens in bf16 through the small Llama: D = 64, H = 4, K = 2, E = 16, I = 160."""
     return PassShape(decoder_spec(ModelConfig(**MODELS["llama"])), 10, 2, tp, 512, sequence_parallel, recompute)
@@ -111,6 +125,16 @@ def test_backward_holds_a_layer_again_where_it_is_recomputed() -> None:
     again = layer_bytes(_shape("none"), 0, "none") - 10 * 64 * 2
     assert backward_bytes(_shape("full"), stage) == gradients + again
     assert backward_bytes(_shape("full"), Stage(range(0))) == 0
+
+
+def test_backward_holds_one_block_of_an_mlp_and_the_sums_of_its_weights() -> None:
+    stage, shape = Stage(range(3), first=False, last=False), replace(_shape("none"), mlp_tokens=2)
+    values, sums = 2 * 5 * 160 * 2, 3 * 160 * 64 * 4
+    assert backward_bytes(shape, stage) == 2 * values + sums + 10 * 64 * 2
+    longer = replace(shape, tokens=1000)
+    assert backward_bytes(longer, stage) == 2 * values + sums + 1000 * 64 * 2, "nothing of L x I"
+    kept = layer_bytes(_shape("none"), 0, "none") - 10 * 5 * 160 * 2
+    assert layer_bytes(shape, 0, "none") == layer_bytes(shape, 0, "selective") + 10 * 6 * 16 * 2 + 10 * 4 * 4 == kept
 
 
 def test_the_loss_holds_a_block_of_logits_and_gradients() -> None:

@@ -71,6 +71,19 @@ def test_on_a_cpu_malloc_holds_less_free_in_a_run_that_offloads(run: PlannedRun)
     assert free(run.with_offload(OffloadSection(optimizer="disk", buffers=3))) == [0, 4 * logits], "in fp32"
 
 
+def test_an_mlp_in_blocks_has_the_tokens_of_a_block_from_all_ranks_of_a_split_sequence(configure: Configure) -> None:
+    for sections, tokens in (
+        ({}, 0),
+        ({"recompute": {"mlp_block": 7}}, 7),
+        ({"recompute": {"mlp_block": 7}, "parallel": {"tp": 2, "sequence_parallel": True}}, 14),
+        ({"recompute": {"mlp_block": 7}, "parallel": {"tp": 2}}, 7),
+        ({"recompute": {"mlp_block": 10**6}}, 24),
+    ):
+        data = configure(**sections)
+        data["train"] |= {"micro_batch_size": 3}
+        assert prepare_run(parse(data, TrainConfig, "test"), 2).shape.mlp_tokens == 3 * tokens
+
+
 def test_saves_copy_weights_only_and_states_on_disk_have_a_second_area(run: PlannedRun) -> None:
     on_disk = run.with_offload(OffloadSection(optimizer="disk"))
     for before, after in zip(run.memory(), on_disk.memory(), strict=True):
