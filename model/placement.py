@@ -43,10 +43,13 @@ class Placement:
         """The stage's parameters on this rank with the parts of tensors that they hold, in forward order.
 
         Raises:
-            ParallelError: tp does not divide the model.
+            ParallelError: tp does not divide the model, or ep its experts.
         """
         held = [tensor for tensor in self.spec.table if self.stage.holds(tensor)]
-        return local_params(held, Layout(tp=self.context.tp.size), self.context.tp.rank)
+        experts, tp = self.context.experts, self.context.tp
+        if experts is None:
+            return local_params(held, Layout(tp=tp.size), tp.rank)
+        return local_params(held, experts.layout, experts.rank)
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -8,7 +8,9 @@ A tensor is *replicated* (every rank holds the same values), *partial* (the rank
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
+from ..core.integers import ceil_div
 from .collectives import all_gather_dim, all_reduce, reduce_scatter_dim
 from .mesh import Group
 
@@ -56,6 +58,60 @@ class _ScatterSequence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         return all_gather_dim(grads[0], SEQUENCE, ctx.group), None
+
+
+class _DealSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Group) -> torch.Tensor:
+        ctx.group, ctx.length = group, x.shape[SEQUENCE]
+        return _own_part(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _all_parts(grads[0], ctx.length, ctx.group), None
+
+
+class _CollectSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, length: int, group: Group) -> torch.Tensor:
+        ctx.group = group
+        return _all_parts(x, length, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _own_part(grads[0], ctx.group), None, None
+
+
+def _own_part(x: torch.Tensor, group: Group) -> torch.Tensor:
+    """Returns this rank's part of the sequence; parts are equally long, so the last ones may end with zeros."""
+    length = x.shape[SEQUENCE]
+    size = ceil_div(length, group.size)
+    own = x.narrow(SEQUENCE, min(group.rank * size, length), min(size, max(0, length - group.rank * size)))
+    return F.pad(own, (0, 0, 0, size - own.shape[SEQUENCE]))
+
+
+def _all_parts(x: torch.Tensor, length: int, group: Group) -> torch.Tensor:
+    return all_gather_dim(x, SEQUENCE, group).narrow(SEQUENCE, 0, length)
+
+
+def deal_sequence(x: torch.Tensor, group: Group) -> torch.Tensor:
+    """Returns this rank's part of a replicated tensor, split, with zeros where the sequence has too few tokens.
+
+    Backward all-gathers the parts' gradients.
+    """
+    if group.size == 1:
+        return x
+    return _DealSequence.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def collect_sequence(x: torch.Tensor, length: int, group: Group) -> torch.Tensor:
+    """All-gathers a tensor that is split as by `deal_sequence`; backward takes this rank's part of the gradient.
+
+    The gradient is replicated: every rank must compute the same from the result.
+    """
+    if group.size == 1:
+        return x
+    return _CollectSequence.apply(x, length, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def enter_block(x: torch.Tensor, group: Group, sequence_parallel: bool = False) -> torch.Tensor:

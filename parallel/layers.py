@@ -7,17 +7,44 @@ so the gradient of that bias is a partial sum.
 Letters: N any leading dims, D in features, F out features of this rank.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
+from ..core.layout import Layout
 from .functions import leave_block
 from .head_loss import HeadLoss, head_loss
 from .linear import Activation, ParallelProduct
-from .mesh import Group
+from .mesh import Group, Mesh
 from .weight_grads import WeightGradQueue
 from .wide_sums import embedding
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRanks:
+    """The ranks among which experts are dealt.
+
+    Attributes:
+        ep: the ranks that hold different experts.
+        expert_tp: the ranks that share an expert.
+        layout: the layout of one pipeline stage.
+        rank: this rank's number in it.
+    """
+
+    ep: Group
+    expert_tp: Group
+    layout: Layout
+    rank: int
+
+    @staticmethod
+    def of(mesh: Mesh) -> "ExpertRanks | None":
+        """Returns those of a mesh; None if every tensor-parallel rank has its part of every expert."""
+        layout = mesh.layout
+        if (layout.experts.ep, layout.experts.tp) == (1, layout.tp):
+            return None
+        stage = replace(layout, pp=1, virtual_stages=1)
+        return ExpertRanks(mesh.ep, mesh.expert_tp, stage, mesh.world.rank % layout.stage_size)
 
 
 @dataclass(frozen=True)
@@ -30,6 +57,7 @@ class LayerContext:
         device: the device of the parameters.
         sequence_parallel: whether hidden states are split over `tp` outside of column- and row-parallel pairs.
         weight_grads: the queue that takes the gradients of linear layers' weights while it is enabled.
+        experts: the ranks among which experts are dealt; None if experts are split over `tp` as other layers are.
     """
 
     tp: Group
@@ -37,6 +65,7 @@ class LayerContext:
     device: torch.device
     sequence_parallel: bool = False
     weight_grads: WeightGradQueue | None = None
+    experts: ExpertRanks | None = None
 
     def empty(self, *shape: int) -> nn.Parameter:
         """Creates an uninitialised parameter."""

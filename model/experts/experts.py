@@ -17,11 +17,11 @@ from ..recompute import recomputed
 
 
 class Experts(nn.Module):
-    """SwiGLU experts, whose weights are stacked along dim 0 in one parameter per kind."""
+    """This rank's SwiGLU experts, whose weights are stacked along dim 0 in one parameter per kind."""
 
-    def __init__(self, name: str, num_experts: int, place: Placement) -> None:
+    def __init__(self, name: str, place: Placement) -> None:
         super().__init__()
-        self.num_experts = num_experts
+        self.num_experts = place.shapes[f"{name}.down_proj"][0] // place.spec.hidden_size
         self.activation = partial(recomputed, swiglu) if place.recompute == "selective" else swiglu
         self.gate_up_proj = place.empty(f"{name}.gate_up_proj")
         self.down_proj = place.empty(f"{name}.down_proj")

@@ -1,10 +1,10 @@
-"""A mixture of experts (arXiv 1701.06538, 2401.04088), each of which is split over tensor-parallel ranks.
+"""A mixture of experts (arXiv 1701.06538, 2401.04088) over ranks; see `spreads` for the ways of its tokens.
 
-The router is replicated, so every rank sends the same tokens to the same experts; no token is dropped. Outputs and
-gradients after `enter_block` are partial sums, the router's gradient too (`TensorSpec.partial_grad`). A shared expert
-adds to the same partial sums.
+The router is replicated, and no token is dropped. The router's gradient is a partial sum over the tensor-parallel ranks
+(`TensorSpec.partial_grad`): each has computed a part of every token's experts, or all of them for a part of the tokens.
+A shared expert is always split over these ranks, as a dense block is.
 
-Letters: T tokens, D hidden size, E experts, K of them per token, P pairs of a token and one of its experts.
+Letters: T tokens, D hidden size, E experts, K of them per token.
 """
 
 import torch
@@ -17,7 +17,7 @@ from ..spec import ExpertsSpec
 from .experts import Experts
 from .router import ExpertChoice, Router
 from .shared import LocalLinear, SharedExpert
-from .token_pairs import TokenPairs
+from .spreads import spread_of
 
 
 class MixtureOfExperts(nn.Module):
@@ -28,10 +28,10 @@ class MixtureOfExperts(nn.Module):
         prefix = f"model.layers.{layer}.mlp"
         self.layer = layer
         self.num_sparse_layers = sum(isinstance(each.feed_forward, ExpertsSpec) for each in place.spec.layers)
-        context = place.context
-        self.tp, self.sequence_parallel = context.tp, context.sequence_parallel
+        self.tp, self.sequence_parallel = place.context.tp, place.context.sequence_parallel
+        self.spread = spread_of(place)
         self.gate = Router(f"{prefix}.gate", experts, place)
-        self.experts = Experts(f"{prefix}.experts", experts.num_experts, place)
+        self.experts = Experts(f"{prefix}.experts", place)
         shared = f"{prefix}.shared_expert"
         is_gated = f"{shared}_gate.weight" in place.shapes
         self.shared_expert = SharedExpert(shared, place) if experts.shared else None
@@ -44,25 +44,27 @@ class MixtureOfExperts(nn.Module):
             x_ND: hidden states; [B, L, D] if `balance` is given.
             balance: the load-balancing loss to compute; None without one.
         """
-        x_ND = enter_block(x_ND, self.tp, self.sequence_parallel)
-        x_TD = x_ND.flatten(0, -2)
+        length = x_ND.shape[-2] * (self.tp.size if self.sequence_parallel else 1)
+        given_ND, x_ND = x_ND, self.spread.enter(x_ND)
+        x_TD, shape = x_ND.flatten(0, -2), x_ND.shape[:-1]
         choice: ExpertChoice = self.gate(x_TD)
-        partial_TD = self._sum_of_experts(x_TD, choice)
-        if self.shared_expert is not None:
-            partial_TD = partial_TD + self.shared_expert(x_TD, self.shared_expert_gate)
-        y_ND = leave_block(partial_TD.unflatten(0, x_ND.shape[:-1]), self.tp, self.sequence_parallel)
+        sums_TD = self.spread.sums(x_TD, choice, self.experts)
+        if self.shared_expert is not None and self.spread.is_split:
+            sums_TD = sums_TD + self.shared_expert(x_TD, self.shared_expert_gate)
+        y_ND = self.spread.leave(sums_TD.unflatten(0, shape), length)
+        if self.shared_expert is not None and not self.spread.is_split:
+            y_ND = y_ND + self._shared(given_ND)
         if balance is None:
             return y_ND
-        probabilities_BLE = choice.probabilities_TE.unflatten(0, x_ND.shape[:-1])
-        chosen_BLK = choice.chosen_TK.unflatten(0, x_ND.shape[:-1])
+        probabilities_BLE = self.spread.whole(choice.probabilities_TE.unflatten(0, shape), length)
+        chosen_BLK = self.spread.whole(choice.chosen_TK.unflatten(0, shape), length)
         balance.on_routing(self.layer, chosen_BLK)
         loss = balancing_loss(probabilities_BLE, chosen_BLK, balance.counted_BL, balance.cp)
-        return balance.attach(self.layer, y_ND, loss, self.num_sparse_layers, self.tp.size)
+        return balance.attach(self.layer, y_ND, loss, self.num_sparse_layers, self.spread.num_shares)
 
-    def _sum_of_experts(self, x_TD: torch.Tensor, choice: ExpertChoice) -> torch.Tensor:
-        """Returns the weighted sum of each token's experts."""
-        chosen_TK, order_TK = choice.chosen_TK.sort(dim=-1)
-        pairs = TokenPairs.by_expert(chosen_TK)
-        counts_E = chosen_TK.flatten().bincount(minlength=self.experts.num_experts).tolist()
-        y_PD = self.experts(pairs.spread(x_TD), counts_E)
-        return pairs.weighted_sum(y_PD, choice.weights_TK.gather(-1, order_TK))
+    def _shared(self, x_ND: torch.Tensor) -> torch.Tensor:
+        """Returns the output of the shared expert, whose tokens come and go apart from those of the others."""
+        assert self.shared_expert is not None
+        x_ND = enter_block(x_ND, self.tp, self.sequence_parallel)
+        y_TD = self.shared_expert(x_ND.flatten(0, -2), self.shared_expert_gate)
+        return leave_block(y_TD.unflatten(0, x_ND.shape[:-1]), self.tp, self.sequence_parallel)

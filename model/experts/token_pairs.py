@@ -38,6 +38,12 @@ class TokenPairs:
         places_P[pairs_P] = torch.arange(len(pairs_P), device=pairs_P.device)
         return TokenPairs(pairs_P // chosen_TK.shape[1], places_P.view_as(chosen_TK))
 
+    def arranged(self, order_P: torch.Tensor) -> "TokenPairs":
+        """Returns the same pairs in another order, which has their present places."""
+        places_P = torch.empty_like(order_P)
+        places_P[order_P] = torch.arange(len(order_P), device=order_P.device)
+        return TokenPairs(self.tokens_P[order_P], places_P[self.places_TK])
+
     def spread(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Returns the token of each pair, [P, D]."""
         return _CopyToPairs.apply(x_TD, self)  # type: ignore[no-any-return, no-untyped-call]

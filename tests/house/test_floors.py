@@ -112,7 +112,7 @@ COMPUTE: dict[str, str] = {
     "infer.engine.kernels.aten": "experts interpreter kv_cache model_runner online_softmax paged_attention "
     "pages prepare prepared_weights row_tiles",
     "model": "activation attention balance decoder init loading mlp norm peers placement recompute rope",
-    "model.experts": "experts mixture router shared token_pairs",
+    "model.experts": "experts mixture router shared spreads token_pairs",
     "parallel": "collectives functions grouped_products head_loss host layers linear link_factory local_link "
     "meeting mesh mlp_blocks point_to_point products row_blocks row_exchange torch_dtypes wide_sums",
     "parity": "flat_values foreign gradients measure reference_values updates",

@@ -14,7 +14,7 @@ from ...model.balance import RouterBalance
 from ...model.config import ModelConfig
 from ...model.decoder import Decoder
 from ...model.recompute import Recompute
-from ...parallel.layers import LayerContext
+from ...parallel.layers import ExpertRanks, LayerContext
 from ...parallel.mesh import Mesh
 from ...parallel.weight_grads import WeightGradQueue
 from ..zero.flat_buffers import FlatBucket, FlatBuffers
@@ -49,7 +49,8 @@ def build_stages(
     Raises:
         ParallelError: the layout does not fit the model.
     """
-    context = LayerContext(mesh.tp, dtype, torch.device("meta"), sequence_parallel, weight_grads)
+    device, experts = torch.device("meta"), ExpertRanks.of(mesh)
+    context = LayerContext(mesh.tp, dtype, device, sequence_parallel, weight_grads, experts)
     return tuple(
         Decoder(
             config,
