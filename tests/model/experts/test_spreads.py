@@ -42,6 +42,7 @@ BLOCKS = {"mixtral": MixtralSparseMoeBlock, "qwen3_moe": Qwen3MoeSparseMoeBlock}
 # How tokens choose: by chance; all of them the experts 4 and 5, so that 6 ranks' worth of experts have no token; or
 # experts that move from one data rank to the next.
 ROUTINGS = ("chance", "hot", "moving")
+STACKED = ("experts.gate_up_proj", "experts.down_proj")
 UNEVEN = (7, 0, 12, 3)  # tokens of each data rank
 
 
@@ -66,12 +67,12 @@ def batch_of(data: int, num_tokens: int, routing: str) -> Batch:
 
 def reference(name: str) -> nn.Module:
     """Returns `transformers`' block, whose router reads a token's first features as scores, and others a little."""
-    block = BLOCKS[name](CONFIGS[name])
+    block: nn.Module = BLOCKS[name](CONFIGS[name])
     generator = torch.Generator().manual_seed(100)
     with torch.no_grad():
         for parameter in block.parameters():
             parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
-        block.gate.weight.mul_(0.2)[:, :EXPERTS] += 2 * torch.eye(EXPERTS)
+        block.get_parameter("gate.weight").mul_(0.2)[:, :EXPERTS] += 2 * torch.eye(EXPERTS)
     return block
 
 
@@ -83,30 +84,33 @@ def mixture_at(name: str, mesh: Mesh, block: nn.Module, recompute: Recompute, **
     assert isinstance(experts, ExpertsSpec)
     mixture = MixtureOfExperts(0, experts, Placement(spec, context, Stage(range(1)), recompute))
     with torch.no_grad():
-        mixture.gate.weight.copy_(block.gate.weight)
-        gate_up, down = own_part(block.experts.gate_up_proj, block.experts.down_proj, mesh)
+        mixture.gate.weight.copy_(block.get_parameter("gate.weight"))
+        gate_up, down = own_part([block.get_parameter(name) for name in STACKED], mesh)
         mixture.experts.gate_up_proj.copy_(gate_up)
         mixture.experts.down_proj.copy_(down)
     return mixture
 
 
-def own_part(gate_up: torch.Tensor, down: torch.Tensor, mesh: Mesh) -> tuple[torch.Tensor, torch.Tensor]:
+def own_part(stacked: list[torch.Tensor], mesh: Mesh) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the rank's part of weights, or of gradients, [E, 2I, D] and [E, D, I], one expert below the other."""
     place = mesh.layout.experts.place(mesh.world.rank)
     spread = mesh.layout.experts
-    gate_up, down = (each.detach().chunk(spread.ep)[place.ep] for each in (gate_up, down))
+    gate_up, down = (each.detach().chunk(spread.ep)[place.ep] for each in stacked)
     gate_up = gate_up.unflatten(1, (2, spread.tp, -1))[:, :, place.tp].flatten(1, 2)
     return gate_up.flatten(0, 1), down.chunk(spread.tp, dim=2)[place.tp].flatten(0, 1)
 
 
-def close(mine: torch.Tensor | None, expected: torch.Tensor | None, what: str) -> None:
-    assert mine is not None, what
-    assert expected is not None, what
+def gradient(tensor: torch.Tensor) -> torch.Tensor:
+    assert tensor.grad is not None
+    return tensor.grad
+
+
+def close(mine: torch.Tensor, expected: torch.Tensor, what: str) -> None:
     off = (mine - expected).norm() / (expected.norm() + 1e-6)
     assert off < 1e-5, f"{what}: {off}"
 
 
-def check(axes: dict[str, int], names: list[str], recompute: Recompute, sequence_parallel: bool = False) -> None:
+def check(axes: dict[str, Any], names: list[str], recompute: Recompute, sequence_parallel: bool = False) -> None:
     """Compares one rank's outputs and gradients with those of all tokens in one process."""
     world = torch.distributed.get_world_size()
     layout = Layout(dp=world // axes.get("tp", 1), **axes)
@@ -137,17 +141,14 @@ def compare(name: str, mesh: Mesh, routing: str, recompute: Recompute, sequence_
 
     label = f"{name}, {routing}, {layout}"
     close(y_TD, expected.split(list(sizes))[data][part], label)
-    assert x_TD.grad is not None
-    close(own_TD.grad, x_TD.grad.split(list(sizes))[data][part], f"{label}: hidden states")
-    router = mixture.gate.weight.grad
-    assert router is not None
+    close(gradient(own_TD), gradient(x_TD).split(list(sizes))[data][part], f"{label}: hidden states")
+    router = gradient(mixture.gate.weight)
     for group in (mesh.tp, mesh.replicate):
         router = all_reduce(router, group)
-    close(router, block.gate.weight.grad, f"{label}: router")
-    gradients = own_part(block.experts.gate_up_proj.grad, block.experts.down_proj.grad, mesh)
+    close(router, gradient(block.get_parameter("gate.weight")), f"{label}: router")
+    gradients = own_part([gradient(block.get_parameter(name)) for name in STACKED], mesh)
     for parameter, wanted in zip((mixture.experts.gate_up_proj, mixture.experts.down_proj), gradients, strict=True):
-        assert parameter.grad is not None
-        total = all_reduce(parameter.grad, mesh.expert_replicate)
+        total = all_reduce(gradient(parameter), mesh.expert_replicate)
         for number, (mine, other) in enumerate(
             zip(total.chunk(mixture.experts.num_experts), wanted.chunk(mixture.experts.num_experts), strict=True)
         ):
@@ -160,7 +161,7 @@ def compare(name: str, mesh: Mesh, routing: str, recompute: Recompute, sequence_
     [{"ep": 2}, {"ep": 2, "tp": 2}, {"ep": 1, "expert_tp": 1, "tp": 2}, {"ep": 1, "expert_tp": 2}],
     ids=str,
 )
-def test_two_ranks_compute_the_block_of_transformers(rank_pool: RankPool, axes: dict[str, int], recompute: str) -> None:
+def test_two_ranks_compute_the_block_of_transformers(rank_pool: RankPool, axes: dict[str, Any], recompute: str) -> None:
     rank_pool.run(check, 2, axes=axes, names=list(CONFIGS), recompute=recompute)
 
 
@@ -171,11 +172,11 @@ def test_two_ranks_compute_the_block_of_transformers(rank_pool: RankPool, axes: 
     ids=str,
 )
 def test_four_ranks_compute_the_block_of_transformers(
-    rank_pool: RankPool, axes: dict[str, int], recompute: str
+    rank_pool: RankPool, axes: dict[str, Any], recompute: str
 ) -> None:
     rank_pool.run(check, 4, axes=axes, names=["mixtral"], recompute=recompute)
 
 
 @pytest.mark.parametrize("axes", [{"ep": 2, "tp": 2}, {"ep": 2, "expert_tp": 2, "tp": 2}], ids=str)
-def test_tokens_that_are_split_already_are_not_dealt_again(rank_pool: RankPool, axes: dict[str, int]) -> None:
+def test_tokens_that_are_split_already_are_not_dealt_again(rank_pool: RankPool, axes: dict[str, Any]) -> None:
     rank_pool.run(check, 4, axes=axes, names=["qwen3_moe"], recompute="none", sequence_parallel=True)
