@@ -122,6 +122,10 @@ class Mesh:
         }
         return groups[family.name]
 
+    def cutters(self, family: TensorFamily) -> Group:
+        """Returns the ranks that cut the tensors of a family among them."""
+        return {"dense": self.tp, "experts": self.expert_tp}[family.name]
+
     @staticmethod
     def alone(layout: Layout = ONE_RANK) -> "Mesh":
         """Returns the mesh of one process, in which every group is ALONE."""

@@ -1,5 +1,9 @@
 """The meeting of all ranks: ranks of one host find each other, and groups of a user do not keep ranks apart."""
 
+import os
+import signal
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -95,3 +99,22 @@ def test_a_rank_that_does_not_make_its_group_is_a_lost_peer(rank_pool: RankPool)
     assert message.startswith(
         "One of 2 ranks, 0 to 1, did not set up their process group with rank 0 within 1 seconds: it ended, or"
     )
+
+
+def die_before_a_group() -> str:
+    """Returns the error of rank 0, whose peer is killed between meeting and group."""
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 1:
+            patch.setattr(Meeting, "host_ranks", lambda meeting: os.kill(os.getpid(), signal.SIGKILL))
+        start = time.monotonic()
+        with pytest.raises(RuntimeError) as error:
+            Mesh.build(Layout(tp=2), 2, timeout_seconds=60)
+    assert is_peer_loss(error.value)
+    assert time.monotonic() - start < 30
+    raise error.value
+
+
+def test_a_rank_that_dies_is_a_lost_peer_at_once(rank_pool: RankPool) -> None:
+    with pytest.raises(AssertionError, match="exit code -9") as error:
+        rank_pool.run(die_before_a_group, 2)
+    assert "Connection closed by peer" in str(error.value) or "Connection reset by peer" in str(error.value)

@@ -1,5 +1,7 @@
 """The groups of a mesh: their ranks along every axis, counted by hand."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,6 +118,32 @@ def count_world() -> list[int]:
 
 def test_a_world_needs_no_layout(rank_pool: RankPool) -> None:
     assert rank_pool.run(count_world, 3) == [[0, 3, 3], [1, 3, 3], [2, 3, 3]]
+
+
+def destroy(store: str) -> list[int]:
+    """Builds a mesh and destroys its groups; returns the number of threads without them, with them, and after them."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    counts = [_num_threads()]
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    mesh = Mesh.build(Layout(pp=4), 4, tied=True, timeout_seconds=60)
+    counts.append(_num_threads())
+    dist.barrier()
+    dist.destroy_process_group()
+    counts.append(_num_threads())
+    with pytest.raises(ParallelError, match="was destroyed"):
+        _ = mesh.pp.process_group
+    dist.init_process_group("gloo", init_method=f"file://{store}.last", rank=rank, world_size=size)
+    return counts
+
+
+def _num_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def test_threads_end_with_the_groups(rank_pool: RankPool, tmp_path: Path) -> None:
+    for before, during, after in rank_pool.run(destroy, 4, store=str(tmp_path / "store")):
+        assert before == after < during
 
 
 def test_one_process_needs_no_process_group() -> None:

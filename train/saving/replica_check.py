@@ -35,9 +35,9 @@ class ReplicaCheck:
         shared = shared_by_axis(snapshot.table, mesh.layout, mesh.layout.rank(mesh.coordinates))
         axes = [(mesh.embedding_group, shared.embedding)]
         for name, items in shared.families.items():
-            shard, replicate = mesh.sharers(TensorFamily(name, {}))
-            tp = mesh.tp if name == "dense" else mesh.expert_tp
-            axes += [(shard, items.shard), (replicate, items.replicate), (tp, items.tp)]
+            family = TensorFamily(name, {})
+            shard, replicate = mesh.sharers(family)
+            axes += [(shard, items.shard), (replicate, items.replicate), (mesh.cutters(family), items.tp)]
         self._axes = [(group, items) for group, items in axes if items]
         self._compared = {item for _, items in self._axes for item in items}
 
