@@ -283,12 +283,11 @@ class GradientExchange:
         Such values are replicated kv heads, norms of heads and routers; under sequence parallelism every tensor that
         is not split.
         """
-        tp = self.mesh.cutters(bucket.plan.family)
-        if bucket.grads is None or tp.size == 1:
+        if bucket.grads is None or self.mesh.cutters(bucket.plan.family).size == 1:
             return
         by_group: dict[int, tuple[Group, list[torch.Tensor]]] = {}
         for local, offset in zip(bucket.plan.params, bucket.plan.offsets, strict=True):
-            for group, start, size in self._partial(local, tp):
+            for group, start, size in self._partial(local):
                 run = bucket.grads[offset + start : offset + start + size]
                 by_group.setdefault(id(group), (group, []))[1].append(run)
         for group, runs in by_group.values():
@@ -296,12 +295,12 @@ class GradientExchange:
             for run, values in zip(runs, summed.split([run.numel() for run in runs]), strict=True):
                 run.copy_(values)
 
-    def _partial(self, local: LocalParam, tp: Group) -> Iterator[tuple[Group, int, int]]:
+    def _partial(self, local: LocalParam) -> Iterator[tuple[Group, int, int]]:
         """Yields the pieces of a parameter with partial gradients: the group to sum over, first element, length."""
         for piece in local.pieces:
             tensor = piece.tensor
             if tensor.partial_grad or (self.sequence_parallel and tensor.split is None):
-                yield tp, piece.start, piece.box.size
+                yield self.mesh.cutters(local.family), piece.start, piece.box.size
             elif piece.num_holders > 1:
                 yield self.mesh.kv_heads, piece.start, piece.box.size
 
