@@ -109,7 +109,7 @@ _ALL: Final = (
         of_model=True,
         checked_with=(("tp", "pp", "schedule", "tied"),),
     ),
-    ParityAxis("experts", ("none", "mixtral"), of_model=True, checked_with=(("tp", "pp"),)),
+    ParityAxis("experts", ("none", "mixtral", "qwen2_moe"), of_model=True, checked_with=(("tp", "pp"),)),
     ParityAxis(
         "mlp_block",
         (0, 3),
@@ -118,8 +118,8 @@ _ALL: Final = (
             Rule(
                 ("experts", "mlp_block"),
                 lambda experts, mlp_block: (
-                    "a mixture of experts has no dense MLP: mlp_block has no effect"
-                    if mlp_block and experts == "mixtral"
+                    "layers of experts have no dense MLP: mlp_block has no effect"
+                    if mlp_block and experts not in (None, "none")
                     else ""
                 ),
             ),

@@ -38,7 +38,7 @@ class ParityLayout(Section):
     recompute: Literal["none", "selective", "full"] = "none"
     tied: bool | None = None
     kv_heads: Literal["heads", "fewer", "fewer than tp"] | None = None
-    experts: Literal["none", "mixtral"] | None = None
+    experts: Literal["none", "mixtral", "qwen2_moe"] | None = None
     mlp_block: int = Field(default=0, ge=0)
     packing: Literal["concat", "documents"] | None = None
     window: bool | None = None

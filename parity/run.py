@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -104,13 +104,12 @@ class ParityRun:
         reference = self.references[self._key(layout)]
         config = self.subject.config(layout)
         model, spread = config.model, config.layout(None)
-        groups = (layout.tp, layout.pp, layout.dp, spread.group_size, model.num_key_value_heads, layout.tied)
-        return PoolJob(
-            str(layout),
-            self._payload(layout, config, reference.values),
-            layout.num_ranks,
-            repr((*groups, layout.foreign)),
+        # All places of ranks, without the keys that make no groups.
+        places = replace(
+            spread, zero=min(spread.zero, 1), shard_size=spread.group_size, virtual_stages=1, bucket_size=1
         )
+        groups = (places, model.num_key_value_heads, layout.tied, layout.foreign)
+        return PoolJob(str(layout), self._payload(layout, config, reference.values), layout.num_ranks, repr(groups))
 
     def _result(self, layout: ParityLayout, outcome: Outcome) -> Result:
         if outcome.error:

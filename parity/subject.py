@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from random import Random
-from types import MappingProxyType
 from typing import Any, Final
 
 from ..core.config import parse
@@ -29,9 +28,8 @@ MICRO_BATCHES: Final = 4  # of a foreign module's step, divided among the data-p
 VOCAB_SIZE: Final = 301  # neither 2 nor 4 divides it
 WINDOW: Final = 5  # positions
 # With so many experts some of them are without a token in some micro-batches. Their balance weighs enough to show.
-MIXTURE: Final = MappingProxyType(
-    {"architecture": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.02}
-)
+MIXTURE: Final = {"num_local_experts": 8, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.02}
+SHARED: Final = {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 48}  # beside an expert of every token
 SKIPPED_STEP: Final = 3  # of the built-in model, counted from 1: its gradients are made infinite
 # A larger learning rate would measure how training amplifies rounding, not how layouts differ: at 3e-3, changing the
 # weights of one process by 6e-8 changes the gradient norm by up to 4e-3 within 50 steps (at 1e-3: by 6e-6).
@@ -102,9 +100,9 @@ class Subject:
             return f"The model is the configuration's: {model.architecture}, hidden size {model.hidden_size}."
         return (
             f"The model is a Llama of hidden size {model.hidden_size}, {model.num_attention_heads} heads and a "
-            f"vocabulary of {VOCAB_SIZE},\nor a Mixtral with {MIXTURE['num_local_experts']} experts, with one layer "
-            "more than stages; all data-parallel ranks together get a\nsingle row for their last micro-batch of 2. "
-            "Gradients are clipped in every step; a decoder's are "
+            f"vocabulary of {VOCAB_SIZE}, or a Mixtral or\nQwen2-MoE with {MIXTURE['num_local_experts']} experts, with "
+            "one layer more than stages; all data-parallel ranks together get a\nsingle row for their last micro-batch "
+            "of 2. Gradients are clipped in every step; a decoder's are\n"
             f"infinite in step {SKIPPED_STEP}, which is skipped.\nA foreign module, torch's own layers under "
             "`initialize`, is compared with torch's AdamW."
         )
@@ -163,8 +161,8 @@ class Subject:
         result: dict[str, Any] = {}
         if self.varies_model:
             result["num_hidden_layers"] = layout.pp * layout.num_virtual_stages + 1  # one stage has one layer more
-        if layout.experts == "mixtral":
-            result |= MIXTURE
+        if layout.experts not in (None, "none"):
+            result |= MIXTURE | ({} if layout.experts == "mixtral" else SHARED) | {"architecture": layout.experts}
         if layout.window:
             result |= {"sliding_window": WINDOW} | ({} if "architecture" in result else {"architecture": "mistral"})
         if layout.tied is not None:

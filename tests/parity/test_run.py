@@ -20,14 +20,18 @@ PAIRS = """
 tp = 2
 sequence_parallel = true
 kv_heads = "fewer than tp"
+mlp_block = 3
+packing = "documents"
 [[layouts]]
 dp = 2
 zero = 3
 tied = true
+experts = "mixtral"
 [[layouts]]
 pp = 2
 schedule = "interleaved"
 num_virtual_stages = 2
+window = true
 [[layouts]]
 dp = 2
 zero = 1
