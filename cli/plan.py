@@ -53,6 +53,7 @@ def _training(path: Path, overrides: tuple[str, ...], nproc: int | None, options
     from ..core.config import load_toml
     from ..train.config.train_config import TrainConfig
     from ..train.planning.fit import least_offload
+    from ..train.planning.longest_row import longest_row
     from ..train.planning.plan import plan_of
     from ..train.planning.plan_text import describe
     from ..train.planning.planned_run import prepare_run
@@ -60,10 +61,13 @@ def _training(path: Path, overrides: tuple[str, ...], nproc: int | None, options
     run = prepare_run(load_toml(path, TrainConfig, overrides), nproc)
     found = least_offload(run, options.limit, options.machines) if options.limit else None
     made = plan_of(found.run if found else run)
+    longest = longest_row(found.run, options.limit, options.machines) if found and options.limit else 0
     if as_json:
-        print_json(made.to_json() | ({"fits": found.fits, "fit": found.text} if found else {}))
+        facts = {"fits": found.fits, "fit": found.text, "longest_row": longest} if found else {}
+        print_json(made.to_json() | facts)
     else:
-        click.echo(describe(made, options.machines) + (f"\n{'fit':<11}{found.text}" if found else ""))
+        answer = f"\n{'fit':<11}{found.text}\n{'rows':<11}Rows of up to {longest:,} tokens fit then." if found else ""
+        click.echo(describe(made, options.machines) + answer)
     if found and not found.fits:
         raise SystemExit(1)
 

@@ -203,7 +203,10 @@ class ParallelSection(Section):
     """The number of ranks along each mesh axis, and the pipeline's schedule.
 
     Attributes:
-        tp, pp, dp: the number of ranks along each axis; dp = "auto" is the number of started ranks / (tp x pp).
+        tp, pp, cp, dp: the number of ranks along each axis; dp = "auto" is the number of started ranks /
+            (tp x pp x cp).
+        cp_mode: how attention over cp ranks gets the keys of other ranks: "gather" fetches them, "ulysses" exchanges
+            positions for heads, of which cp must divide those of a tp rank; "auto" takes what moves fewer bytes.
         sequence_parallel: whether hidden states are split over tp along the sequence between tensor-parallel blocks.
         schedule: the order of forward and backward passes in the pipeline.
         num_virtual_stages: the number of stages (runs of layers) per pipeline rank, for "interleaved" and "gpipe".
@@ -212,7 +215,9 @@ class ParallelSection(Section):
 
     tp: int = Field(default=1, ge=1)
     pp: int = Field(default=1, ge=1)
+    cp: int = Field(default=1, ge=1)
     dp: int | Literal["auto"] = "auto"
+    cp_mode: Literal["auto", "gather", "ulysses"] = "auto"
     sequence_parallel: bool = False
     schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1"] = "1f1b"
     num_virtual_stages: int = Field(default=1, ge=1)

@@ -1,5 +1,6 @@
 """The training configuration: all sections of the TOML file, the checks across them, and its layout (no torch)."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ class TrainConfig(Section):
                 f'parallel.schedule = "{parallel.schedule}" with num_virtual_stages = {parallel.num_virtual_stages}: '
                 '"interleaved" needs 2 or more, "1f1b" and "zb-h1" take 1, "gpipe" any number'
             )
-        if parallel.sequence_parallel and self.train.seq_len % parallel.tp:
+        if parallel.sequence_parallel and parallel.cp == 1 and self.train.seq_len % parallel.tp:
             raise ValueError(
                 f"parallel.sequence_parallel needs train.seq_len % parallel.tp = {self.train.seq_len} % {parallel.tp} "
                 f"= 0, not {self.train.seq_len % parallel.tp}; use a multiple of {parallel.tp}"
@@ -70,30 +71,33 @@ class TrainConfig(Section):
         return Path(self.checkpoint.dir)
 
     def layout(self, num_ranks: int | None) -> Layout:
-        """Returns the layout over `num_ranks` ranks; None = tp x pp x dp ranks (dp "auto" is then 1).
+        """Returns the layout over `num_ranks` ranks; None = tp x pp x cp x dp ranks (dp "auto" is then 1).
 
         Raises:
-            ParallelError: tp x pp x dp is not `num_ranks`.
+            ParallelError: tp x pp x cp x dp is not `num_ranks`.
         """
-        tp, pp, dp = self.parallel.tp, self.parallel.pp, self.parallel.dp
+        parallel, dp = self.parallel, self.parallel.dp
+        axes = {"tp": parallel.tp, "pp": parallel.pp} | ({"cp": parallel.cp} if parallel.cp > 1 else {})
+        names, sizes, of_one = " x ".join(axes), " x ".join(map(str, axes.values())), math.prod(axes.values())
         if num_ranks is None:
-            num_ranks = tp * pp * (1 if dp == "auto" else dp)
+            num_ranks = of_one * (1 if dp == "auto" else dp)
         if dp == "auto":
-            if num_ranks % (tp * pp):
+            if num_ranks % of_one:
                 raise ParallelError(
-                    f"[parallel]: the number of ranks % (tp x pp) = {num_ranks} % ({tp} x {pp}) = "
-                    f"{num_ranks % (tp * pp)} must be 0. Start a multiple of {tp * pp} ranks, or change tp or pp."
+                    f"[parallel]: the number of ranks % ({names}) = {num_ranks} % ({sizes}) = {num_ranks % of_one} "
+                    f"must be 0. Start a multiple of {of_one} ranks, or change {' or '.join(axes)}."
                 )
-            dp = num_ranks // (tp * pp)
-        if tp * pp * dp != num_ranks:
+            dp = num_ranks // of_one
+        if of_one * dp != num_ranks:
             raise ParallelError(
-                f"[parallel] tp x pp x dp = {tp} x {pp} x {dp} = {tp * pp * dp} ranks, but the job has "
+                f"[parallel] {names} x dp = {sizes} x {dp} = {of_one * dp} ranks, but the job has "
                 f'{num_ranks}. Change --nproc, or set dp = "auto".'
             )
         return Layout(
-            tp=tp,
-            pp=pp,
+            tp=parallel.tp,
+            pp=parallel.pp,
             dp=dp,
+            cp=parallel.cp,
             virtual_stages=self.parallel.num_virtual_stages,
             shard_size=self.zero.shard_size,
             zero=self.zero.stage,

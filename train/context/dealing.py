@@ -93,7 +93,7 @@ def deal(
         multiple: the number that must divide each rank's number of positions of a row, as tp does under sequence
             parallelism.
     """
-    local = round_up(ceil_div(row_length, cp), multiple)
+    local = local_length(row_length, cp, multiple)
     padding = (cp * local - row_length,) if cp * local > row_length else ()
     rows = [(*row, *padding) for row in _rows(documents, row_length)] or [(row_length, *padding)] * num_rows
     dealt: dict[tuple[int, ...], tuple[Runs, ...]] = {}
@@ -105,6 +105,11 @@ def deal(
             mine += [range(number * cp * local + run.start, number * cp * local + run.stop) for run in of_row]
     flat = tuple(length for row in rows for length in row)
     return Dealing(num_rows, row_length, flat, tuple(_merged(mine) for mine in runs))
+
+
+def local_length(row_length: int, cp: int, multiple: int = 1) -> int:
+    """Returns the number of positions of a row that each rank computes; for arguments see `deal`."""
+    return round_up(ceil_div(row_length, cp), multiple)
 
 
 def pairs_before(documents: Sequence[int], windows: Sequence[int | None]) -> Integers:

@@ -27,7 +27,7 @@ def compile_layers(decoders: Sequence[Decoder], config: TrainConfig, device: tor
     """
     _check_compiler(device)
     outside: list[type[nn.Module]] = [MixtureOfExperts]
-    if config.data.packing == "documents":  # their lengths differ from micro-batch to micro-batch
+    if config.data.packing == "documents" or config.parallel.cp > 1:  # their lengths differ, or it communicates
         outside.append(Attention)
     if config.recompute.mlp_block:
         outside += [GatedMLP, PlainMLP]

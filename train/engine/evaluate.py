@@ -18,9 +18,10 @@ def evaluate(passes: Passes, batch: Sequence[MicroBatch], mesh: Mesh) -> float:
         batch: this data-parallel rank's micro-batches.
     """
     sums = torch.zeros(2, dtype=torch.float64, device=passes.engine.device)
-    sums[0] = passes.evaluate(batch)
-    sums[1] = sum(micro.num_valid for micro in batch)
-    if not passes.is_loss_rank:
-        sums.zero_()
-    loss, count = all_reduce(sums, mesh.world).tolist()
-    return float(loss / max(1, count))
+    loss = passes.evaluate(batch)
+    if passes.is_loss_rank:
+        sums[0] = loss
+    if passes.is_row_rank:
+        sums[1] = sum(micro.num_valid for micro in batch)
+    total, count = all_reduce(sums, mesh.world).tolist()
+    return float(total / max(1, count))

@@ -11,9 +11,12 @@ from ...model.decoder import Decoder
 from ...parallel.mesh import Mesh
 from ...parallel.weight_grads import WeightGradQueue
 from ..config.train_config import TrainConfig
+from ..context.dealing import local_length
+from ..context.modes import AttentionHeads, choose_mode
 from ..pipeline.actions import Action, Kind
 from ..pipeline.executor import Boundary, PipelineExecutor
 from ..pipeline.schedules import make_schedule
+from .rows import WHOLE_ROWS, DealtRows, Rows
 from .stages import StagePass
 from .training_engine import TrainingEngine
 
@@ -42,8 +45,9 @@ class Passes:
         self.mesh: Mesh = engine.mesh
         self.weight_grads = weight_grads
         self.on_phase = on_phase
+        rows = _rows(decoders[0], config, self.mesh)
         self.stages = [
-            StagePass(decoder, engine.device, engine.buffers.copies, partial(engine.saving, number))
+            StagePass(decoder, engine.device, engine.buffers.copies, partial(engine.saving, number), rows)
             for number, decoder in enumerate(decoders)
         ]
         for stage in self.stages:
@@ -52,8 +56,13 @@ class Passes:
 
     @property
     def is_loss_rank(self) -> bool:
-        """Whether this rank's loss counts: it does on one of the ranks that compute the same rows."""
+        """Whether this rank's loss counts: it does on one of the ranks that compute the same positions."""
         return self.mesh.tp.rank == 0 and self.mesh.pp.rank == self.mesh.pp.size - 1
+
+    @property
+    def is_row_rank(self) -> bool:
+        """Whether this rank counts the targets of its whole rows: one of the ranks that have the same rows."""
+        return self.is_loss_rank and self.mesh.cp.rank == 0
 
     def train(self, micro_batches: Sequence[MicroBatch], loss_factor: float) -> torch.Tensor:
         """Runs forward and backward of this data-parallel rank's micro-batches.
@@ -99,8 +108,9 @@ class Passes:
         options, pp = self.config, self.mesh.pp
         schedule = make_schedule(name, pp.size, options.parallel.num_virtual_stages, num_micro_batches)
         split = self.mesh.tp.size if options.parallel.sequence_parallel else 1
+        length = local_length(options.train.seq_len, self.mesh.cp.size, split)
         hidden_size = self.stages[0].decoder.config.hidden_size
-        shape = (options.train.micro_batch_size, options.train.seq_len // split, hidden_size)
+        shape = (options.train.micro_batch_size, length // split, hidden_size)
         return PipelineExecutor(
             schedule,
             {pp.rank + number * pp.size: stage for number, stage in enumerate(self.stages)},
@@ -123,3 +133,14 @@ class Passes:
             self.engine.end_pass(stage)
         if action.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
             self.engine.gradients_arrived(stage, last=last)
+
+
+def _rows(decoder: Decoder, config: TrainConfig, mesh: Mesh) -> Rows:
+    """Returns what takes a rank's part of micro-batches."""
+    if mesh.cp.size == 1:
+        return WHOLE_ROWS
+    spec, tp = decoder.spec, mesh.tp.size
+    heads = AttentionHeads(spec.num_heads // tp, max(1, spec.num_kv_heads // tp), mesh.cp.size)
+    mode = choose_mode(config.parallel.cp_mode, heads, config.recompute.mode)
+    multiple = tp if config.parallel.sequence_parallel else 1
+    return DealtRows(mesh.cp, mode, [layer.window for layer in spec.layers], multiple)

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from ...core.labels import IGNORED
 from ...core.layout import stages
 from ...core.tensors import Table
 from ...data.batches import MicroBatch
@@ -20,7 +21,7 @@ from ...parallel.weight_grads import WeightGradQueue
 from ..zero.flat_buffers import FlatBucket, FlatBuffers
 from ..zero.parameter_gather import Unit
 from ..zero.states.pinned_copies import PinnedCopies
-from .attention import attention_within
+from .rows import WHOLE_ROWS, Rows, RowsPart
 
 
 def build_stages(
@@ -123,6 +124,7 @@ class StagePass:
         device: the device that computes.
         copies: makes the copies of rows to the device.
         saving: makes the context of a forward pass from the tensor that it has received; see `TrainingEngine.saving`.
+        rows: takes this rank's part of micro-batches.
 
     Attributes:
         micro_batches: the step's micro-batches.
@@ -140,11 +142,13 @@ class StagePass:
         device: torch.device,
         copies: PinnedCopies,
         saving: Callable[[torch.Tensor | None], AbstractContextManager[object]] = nullcontext,
+        rows: Rows = WHOLE_ROWS,
     ) -> None:
         self.decoder = decoder
         self.device = device
         self._copies = copies
         self.saving = saving
+        self.rows = rows
         self.loss_waits = False
         self.micro_batches: Sequence[MicroBatch] = ()
         self.loss_factor = 1.0
@@ -163,21 +167,24 @@ class StagePass:
             Hidden states for the next stage, [B, L, D]; on the last stage the sum of the micro-batch's losses times
             `loss_factor`, an fp64 scalar.
         """
-        micro = self.micro_batches[micro_batch]
-        rows = (micro.inputs, micro.targets, micro.positions)
-        tokens_BL, targets_BL, positions_BL = (self._copies.moved(torch.from_numpy(each), self.device) for each in rows)
-        attend, balance = attention_within(micro.documents), self._balance(targets_BL)
+        part = self.rows.part(self.micro_batches[micro_batch])
+        tokens_BL, targets_BL, positions_BL = map(self._moved, (part.inputs, part.targets, part.positions))
+        balance = self._balance(part)
         with self.saving(x):
-            hidden_BLD = self.decoder(tokens_BL if x is None else x, positions_BL, attend, balance)
+            hidden_BLD = self.decoder(tokens_BL if x is None else x, positions_BL, part.attend, balance)
         if not self.decoder.stage.last:
             return hidden_BLD  # type: ignore[no-any-return]
         with self.saving(None) if self.loss_waits else nullcontext():
             return self.decoder.loss(hidden_BLD, targets_BL, self.loss_factor, not self.loss_waits)
 
-    def _balance(self, targets_BL: torch.Tensor) -> RouterBalance | None:
-        """Returns the micro-batch's balance; padding rows do not count. None if the routers' loss is not needed."""
+    def _balance(self, part: RowsPart) -> RouterBalance | None:
+        """Returns the micro-batch's balance; padding does not count. None if the routers' loss is not needed."""
         if not (self.balance_weight or self.record_routing) or not torch.is_grad_enabled():
             return None
-        real_B1 = (targets_BL != IGNORED).any(dim=1, keepdim=True)
-        self.balances.append(RouterBalance(self.balance_weight, real_B1.expand_as(targets_BL), self.record_routing))
+        places_BL = None if part.places is None else self._moved(part.places)
+        counted_BL = self._moved(part.counted)
+        self.balances.append(RouterBalance(self.balance_weight, counted_BL, self.record_routing, places_BL, part.cp))
         return self.balances[-1]
+
+    def _moved(self, values: NDArray[np.int64] | NDArray[np.bool_]) -> torch.Tensor:
+        return self._copies.moved(torch.from_numpy(values), self.device)

@@ -1,6 +1,7 @@
 """The memory that autograd keeps from a forward pass for its backward, by formula, in bytes per micro-batch (no torch).
 
-All sizes are those of one rank, divided by tp if tensor parallelism splits them: T tokens of a micro-batch, t of them
+All sizes are those of one rank, divided by tp if tensor parallelism splits them: T tokens of a micro-batch, or of them
+the part of a context-parallel rank, t of them
 if hidden states are split along the sequence, D hidden size, H query and K kv heads of size E, I intermediate size,
 V padded vocabulary, b bytes of a parameter. A layer keeps these elements, besides fp32 statistics:
 
@@ -9,6 +10,8 @@ V padded vocabulary, b bytes of a parameter. A layer keeps these elements, besid
     q, k, v          T (H + 2 K) E                  one product; v is a view of it
     rotated q, k     T (H + K) E                    with rotary position embeddings
     attention        T H E     its output           and T H log-sum-exp values in fp32
+    Ulysses          T (H + 2 R) E                  as exchanged, R = lcm(K, cp), in the place of the two lines above
+                     T H E                          its output before it is sent back
     SwiGLU           T 5 I     gate and up (2 I), the contiguous gate, silu(gate), the product
     GELU             T 2 I     its input and its output
     experts          k T (5 I + 2 D) for k experts per token: the tokens, and the outputs before they are weighted
@@ -23,16 +26,15 @@ blocks of rows keeps nothing but its input, which is the output of its norm.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from ...core.dtypes import FP32
 from ...core.layout import Stage
 from ...model.spec import DecoderSpec, DenseSpec, ExpertsSpec
 from ...parallel.logits_blocks import rows_at_once
+from ..context.modes import AttentionHeads, Mode, Recompute
 
 INDEX = 8  # int64
 SMALL_BLOCK = 2**18  # elements on a CPU; on a GPU up to 64 MiB in fp32, see parallel/row_blocks.py
-Recompute = Literal["none", "selective", "full"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class PassShape:
         itemsize: bytes of a parameter and of an activation.
         mlp_tokens: the tokens that a dense MLP computes at once, and again in backward; 0 = all, as `recompute` says.
         vocab_rows: rows of the embedding and of the head on this rank, padding included.
+        cp: the number of context-parallel ranks.
+        cp_mode: how attention gets the keys of their positions.
     """
 
     spec: DecoderSpec
@@ -54,6 +58,18 @@ class PassShape:
     sequence_parallel: bool
     recompute: Recompute
     mlp_tokens: int = 0
+    cp: int = 1
+    cp_mode: Mode = "gather"
+
+    @property
+    def heads(self) -> AttentionHeads:
+        """The heads of a tensor-parallel rank."""
+        return AttentionHeads(self.spec.num_heads // self.tp, max(1, self.spec.num_kv_heads // self.tp), self.cp)
+
+    @property
+    def exchanges_heads(self) -> bool:
+        """Whether context-parallel ranks exchange positions for heads."""
+        return self.cp > 1 and self.cp_mode == "ulysses"
 
     @property
     def split_tokens(self) -> int:
@@ -123,17 +139,33 @@ def _norm_bytes(shape: PassShape) -> int:
 
 
 def _attention(shape: PassShape, recompute: Recompute) -> int:
-    spec = shape.spec
-    heads, kv_heads = spec.num_heads // shape.tp, max(1, spec.num_kv_heads // shape.tp)
-    per_token = (heads + 2 * kv_heads) * spec.head_dim * shape.itemsize + heads * spec.head_dim * shape.itemsize
-    if recompute == "none":
-        per_token += heads * FP32.itemsize
-        per_token += (heads + kv_heads) * spec.head_dim * shape.itemsize if spec.rope else 0
+    spec, heads, kv_heads = shape.spec, shape.heads.queries, shape.heads.keys
+    vectors = (heads + 2 * kv_heads) + heads
+    if recompute == "none" and shape.exchanges_heads:
+        vectors = heads + 2 * shape.heads.repeated_keys + 2 * heads  # q, k, v and output as exchanged, and the output
+    elif recompute == "none":
+        vectors += heads + kv_heads if spec.rope else 0
+    per_token = vectors * spec.head_dim * shape.itemsize + (heads * FP32.itemsize if recompute == "none" else 0)
     return shape.tokens * per_token
 
 
 def _in_blocks(shape: PassShape, layer: int) -> bool:
     return bool(shape.mlp_tokens) and isinstance(shape.spec.layers[layer].feed_forward, DenseSpec)
+
+
+def exchange_bytes(shape: PassShape) -> int:
+    """Returns the most bytes of keys and values of other ranks, and of their gradients, that attention has at once.
+
+    "gather" has keys and values of two groups of kv heads, and gradients of one in fp32; a group takes no more than
+    this rank's keys of all heads, or is one head. "ulysses" has what it sends beside what it receives.
+    """
+    if shape.cp == 1:
+        return 0
+    if shape.exchanges_heads:
+        vectors = 2 * (shape.heads.queries + 2 * shape.heads.repeated_keys)
+        return shape.tokens * vectors * shape.spec.head_dim * shape.itemsize
+    keys = 2 * max(shape.heads.keys, shape.cp) * shape.tokens * shape.spec.head_dim
+    return keys * (2 * shape.itemsize + FP32.itemsize)
 
 
 def _mlp(shape: PassShape, layer: int, recompute: Recompute) -> int:
@@ -192,7 +224,7 @@ def backward_bytes(shape: PassShape, stage: Stage) -> int:
         - layer_bytes(shape, layer, shape.recompute)
         for layer in stage.layers
     )
-    return widest + shape.tokens * shape.spec.hidden_size * shape.itemsize
+    return max(widest, exchange_bytes(shape)) + shape.tokens * shape.spec.hidden_size * shape.itemsize
 
 
 def _gradient_sums(shape: PassShape, layer: int) -> int:

@@ -48,9 +48,9 @@ def least_offload(run: PlannedRun, limit: MemoryLimit, machines: Machines) -> Fi
     """Tries the places of model states and activations, those that take the least time per step first."""
     offers = sorted(_offers(run, limit.on_gpu), key=lambda each: _cost(each, limit, machines))
     for each in offers:
-        if not any(_excess(each, limit, machines)):
+        if not any(excess(each, limit, machines)):
             return Fit(each, True, f"{_words(each.config.offload)} is the least that fits into {_limit(limit)}.")
-    smallest = min(offers, key=lambda each: _excess(each, limit, machines))
+    smallest = min(offers, key=lambda each: excess(each, limit, machines))
     return Fit(smallest, False, _refusal(smallest, limit, machines))
 
 
@@ -80,8 +80,8 @@ def _cost(run: PlannedRun, limit: MemoryLimit, machines: Machines) -> float:
     )
 
 
-def _excess(run: PlannedRun, limit: MemoryLimit, machines: Machines) -> tuple[int, int]:
-    """Returns the bytes by which a run exceeds the memory of a rank, and that of a host beside GPUs."""
+def excess(run: PlannedRun, limit: MemoryLimit, machines: Machines) -> tuple[int, int]:
+    """Returns the bytes by which a run exceeds the memory of a rank, and that of a host beside GPUs; 0 if it fits."""
     memory = run.memory()
     if not limit.on_gpu:
         return max(0, max(run.cpu_memory(memory)) - limit.rank), 0

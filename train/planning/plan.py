@@ -14,6 +14,7 @@ from ...model.config import ModelConfig
 from ...model.registry import count_parameters
 from ..config.sections import OffloadSection
 from ..config.train_config import TrainConfig
+from ..context.modes import Mode
 from .flops import flops_per_token
 from .moved_bytes import Moved
 from .placed_bytes import PlacedBytes
@@ -32,6 +33,8 @@ class RunPlan:
         bubble: the share of the time of all ranks that they wait in the pipeline.
         traffic: the communication of the pipeline rank with the most parameters.
         moved: the bytes that offload moves on that rank.
+        cp_mode: how attention gets the keys of other context-parallel ranks.
+        cp_bytes: the bytes that a rank of it sends per step in each mode that is possible; none without such ranks.
         notes: sentences on settings that waste computation, on inputs that were not checked, and on memory.
     """
 
@@ -47,6 +50,8 @@ class RunPlan:
     bubble: float
     traffic: tuple[Traffic, ...]
     moved: tuple[Moved, ...]
+    cp_mode: Mode
+    cp_bytes: Mapping[Mode, int]
     tokens_per_step: int
     flops_per_step: float
     steps: int
@@ -70,6 +75,7 @@ class RunPlan:
             | {"num_micro_batches": self.num_micro_batches},
             "traffic": [asdict(each) | {"wire_bytes": each.wire_bytes} for each in self.traffic],
             "moved": [asdict(each) for each in self.moved],
+            "context": {"mode": self.cp_mode, "wire_bytes": dict(self.cp_bytes)} if self.cp_bytes else None,
             "tokens_per_step": self.tokens_per_step,
             "flops_per_step": self.flops_per_step,
             "steps": self.steps,
@@ -118,8 +124,10 @@ def plan_of(run: PlannedRun, *, here: bool = False) -> RunPlan:
         cpu_memory=cpu_memory,
         in_flight=run.simulation.peak_in_flight,
         bubble=run.simulation.bubble,
-        traffic=tuple(traffic(layout, run.work())),
+        traffic=(*traffic(layout, run.work()), *run.context_traffic()),
         moved=run.moved(),
+        cp_mode=run.shape.cp_mode,
+        cp_bytes=run.bytes_by_mode(),
         tokens_per_step=tokens,
         flops_per_step=flops_per_token(run.spec, config.train.seq_len) * tokens,
         steps=config.train.steps,

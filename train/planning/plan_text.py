@@ -27,6 +27,9 @@ def describe(plan: RunPlan, machines: Machines = _ANYWHERE) -> str:
     ]
     if layout.pp > 1:
         lines.append(f"pipeline   {plan.schedule}, ranks wait {100 * plan.bubble:.1f} % of the time")
+    if plan.cp_bytes:
+        sent = ", ".join(f"{mode} {format_bytes(size)}" for mode, size in plan.cp_bytes.items())
+        lines.append(f"attention  over cp by {plan.cp_mode}; bytes that a rank sends per step: {sent}")
     lines += ["", *_memory_tables(plan, machines), ""]
     lines += [*_traffic_table(plan), ""] if plan.traffic else []
     lines += [*_moved_table(plan, machines), ""] if plan.moved else []

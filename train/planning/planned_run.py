@@ -18,6 +18,8 @@ from ..config.initial_model import resolve
 from ..config.sections import OffloadSection
 from ..config.tensor_slots import with_run_slots
 from ..config.train_config import TrainConfig
+from ..context.dealing import local_length
+from ..context.modes import AttentionHeads, Mode, choose_mode
 from ..pipeline.schedules import make_schedule
 from ..pipeline.simulator import Simulation, simulate
 from .activation_memory import (
@@ -30,13 +32,14 @@ from .activation_memory import (
     staying_bytes,
     wide_logits_bytes,
 )
+from .context_traffic import bytes_by_mode, context_traffic
 from .model_states import exchange_copies, model_state_bytes, state_parts
 from .moved_bytes import Moved, moved_bytes
 from .placed_bytes import PlacedBytes
 from .planned_model import planned_model
 from .problems import notes, problems, refuse, size_problems
 from .save_copy import save_copy_bytes, saves_beside_training
-from .traffic import FamilyWork, StepWork
+from .traffic import FamilyWork, StepWork, Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,11 @@ class PlannedRun:
     simulation: Simulation
     notes: tuple[str, ...]
 
+    def with_rows_of(self, seq_len: int) -> "PlannedRun":
+        """Returns the same run with rows of another length."""
+        train = self.config.train.model_copy(update={"seq_len": seq_len})
+        return replace(self, config=self.config.model_copy(update={"train": train}))
+
     def with_offload(self, offload: OffloadSection) -> "PlannedRun":
         """Returns the same run with other places of its model states."""
         return replace(self, config=self.config.model_copy(update={"offload": offload}))
@@ -73,16 +81,20 @@ class PlannedRun:
     @property
     def shape(self) -> PassShape:
         """The sizes of a forward pass."""
-        config, layout = self.config, self.layout
+        config, layout, spec = self.config, self.layout, self.spec
+        heads = AttentionHeads(spec.num_heads // layout.tp, max(1, spec.num_kv_heads // layout.tp), layout.cp)
+        length = local_length(config.train.seq_len, layout.cp, layout.tp if config.parallel.sequence_parallel else 1)
         return PassShape(
-            spec=self.spec,
-            tokens=config.train.micro_batch_size * ceil_div(config.train.seq_len, layout.cp),
+            spec=spec,
+            tokens=config.train.micro_batch_size * length,
             itemsize=by_name(config.precision.params).itemsize,
             tp=layout.tp,
             vocab_rows=ceil_div(self.model.vocab_size, layout.tp),
             sequence_parallel=config.parallel.sequence_parallel and layout.tp > 1,
             recompute=config.recompute.mode,
             mlp_tokens=self._mlp_tokens,
+            cp=layout.cp,
+            cp_mode=choose_mode(config.parallel.cp_mode, heads, config.recompute.mode),
         )
 
     @property
@@ -164,6 +176,14 @@ class PlannedRun:
             sequence_parallel=shape.sequence_parallel,
             recompute_full=self.config.recompute.mode == "full",
         )
+
+    def context_traffic(self) -> list[Traffic]:
+        """Returns what context-parallel attention exchanges on the pipeline rank with the most parameters."""
+        return context_traffic(self.shape, self.work().num_layers, self.num_micro_batches)
+
+    def bytes_by_mode(self) -> dict[Mode, int]:
+        """Returns the bytes of `context_traffic` in each mode of context parallelism that is possible."""
+        return bytes_by_mode(self.shape, self.work().num_layers, self.num_micro_batches)
 
     def moved(self) -> tuple[Moved, ...]:
         """Returns what offload moves in a step of the pipeline rank with the most parameters."""

@@ -11,6 +11,7 @@ from ...core.tensors import Table, TensorSpec, num_layers, split_boxes
 from ...model.registry import architectures
 from ...model.shape import ModelKeys
 from ..config.train_config import TrainConfig
+from ..context.modes import AttentionHeads, choose_mode
 
 MOST_TENSORS: Final = 10**6
 MOST_RANKS: Final = 2**20
@@ -44,10 +45,11 @@ def size_problems(config: TrainConfig, keys: ModelKeys, num_ranks: int | None) -
             f"tensors; tk has a limit of {MOST_TENSORS:,}. Use fewer layers or experts."
         )
     parallel = config.parallel
-    num_ranks = num_ranks or parallel.tp * parallel.pp * (1 if parallel.dp == "auto" else parallel.dp)
+    of_one = parallel.tp * parallel.pp * parallel.cp
+    num_ranks = num_ranks or of_one * (1 if parallel.dp == "auto" else parallel.dp)
     if num_ranks > MOST_RANKS:
         found.append(f"[parallel]: {num_ranks:,} ranks are more than the limit of {MOST_RANKS:,}. Use fewer.")
-    dp = max(1, num_ranks // (parallel.tp * parallel.pp))
+    dp = max(1, num_ranks // of_one)
     passes = ceil_div(config.train.global_batch_size, dp * config.train.micro_batch_size) * parallel.num_virtual_stages
     if passes > MOST_PASSES:
         found.append(
@@ -56,7 +58,19 @@ def size_problems(config: TrainConfig, keys: ModelKeys, num_ranks: int | None) -
             f"{parallel.num_virtual_stages:,} = {passes:,} passes per rank and step; tk has a limit of "
             f"{MOST_PASSES:,}. Use larger micro-batches, or more ranks."
         )
+    found += _heads(config, keys)
     return found
+
+
+def _heads(config: TrainConfig, keys: ModelKeys) -> Iterator[str]:
+    """Yields a sentence if Ulysses is asked for, but cannot split the heads of a tp rank."""
+    parallel, tp = config.parallel, config.parallel.tp
+    if parallel.cp > 1:
+        heads = AttentionHeads(keys.num_attention_heads // tp, max(1, keys.num_key_value_heads // tp), parallel.cp)
+        try:
+            choose_mode(parallel.cp_mode, heads, config.recompute.mode)
+        except ParallelError as error:
+            yield f"[parallel] {error}"
 
 
 def _num_experts(keys: ModelKeys) -> int:

@@ -11,7 +11,7 @@ from typing import Literal
 from ...core.dtypes import FP32
 from ...core.layout import Layout
 
-Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "send"]
+Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Traffic:
     def wire_bytes(self) -> int:
         """The bytes that each rank sends per optimizer step."""
         share = (self.ranks - 1) / self.ranks
-        factor = {"all_reduce": 2 * share, "reduce_scatter": share, "all_gather": share, "send": 1.0}
-        return round(self.calls * self.message_bytes * factor[self.collective])
+        factor = {"all_reduce": 2 * share, "send": 1.0}.get(self.collective, share)
+        return round(self.calls * self.message_bytes * factor)
 
 
 @dataclass(frozen=True, slots=True)

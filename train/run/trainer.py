@@ -234,7 +234,7 @@ class Trainer:
 
     def _count_tokens(self, micro_batches: Sequence[MicroBatch]) -> int:
         """Returns the number of tokens of the global batch that the loss counts, from this data-parallel rank's."""
-        num_valid = sum(micro.num_valid for micro in micro_batches) if self.pipeline.is_loss_rank else 0
+        num_valid = sum(micro.num_valid for micro in micro_batches) if self.pipeline.is_row_rank else 0
         count = torch.tensor(float(num_valid), dtype=torch.float64, device=self.device)
         return max(1, int(all_reduce(count, self.mesh.world)))  # a batch of questions alone has no loss, not NaN
 

@@ -14,10 +14,10 @@ from tk.parallel.logits_blocks import ELEMENTS
 from tk.parallel.mesh import ALONE
 from tk.tests.model.decoders import whole_loss
 from tk.tests.train.planning.small_models import MODELS
+from tk.train.context.modes import Recompute
 from tk.train.planning.activation_memory import (
     SMALL_BLOCK,
     PassShape,
-    Recompute,
     backward_bytes,
     free_bytes,
     head_gradient_bytes,
