@@ -106,7 +106,7 @@ def test_the_work_at_start_does_not_grow_with_the_world() -> None:
 
 def count_work() -> list[Any]:
     """Builds a mesh; returns the work that was planned, and the work that was done."""
-    layout, rank, done = Layout(tp=2, pp=2, dp=2, zero=1), dist.get_rank(), dict.fromkeys(WORK, 0)
+    layout, rank, done = Layout(tp=2, pp=2), dist.get_rank(), dict.fromkeys(WORK, 0)
 
     def count(patch: pytest.MonkeyPatch, owner: object, name: str, kind: str) -> None:
         original = getattr(owner, name)
@@ -127,7 +127,7 @@ def count_work() -> list[Any]:
         for name in ("_connect", "_accept"):
             count(patch, LinkFactory, name, "connections")
         Mesh.build(layout, 2, True, timeout_seconds=60)
-    planned = start_work(plan_groups(layout, 2, True, rank), range(8), range(8))
+    planned = start_work(plan_groups(layout, 2, True, rank), range(4), range(4))
     return [{kind: getattr(planned, kind) for kind in WORK}, done]
 
 
@@ -135,5 +135,5 @@ WORK = StartWork.__slots__
 
 
 def test_the_work_is_the_planned_one(rank_pool: RankPool) -> None:
-    for planned, done in rank_pool.run(count_work, 8):
+    for planned, done in rank_pool.run(count_work, 4):
         assert planned == done

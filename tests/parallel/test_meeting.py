@@ -1,5 +1,6 @@
 """The meeting of all ranks: ranks of one host find each other, and groups of a user do not keep ranks apart."""
 
+import hashlib
 import os
 import signal
 import time
@@ -64,21 +65,41 @@ def test_a_host_has_its_ranks(rank_pool: RankPool) -> None:
     assert rank_pool.run(meet_on_hosts, 3) == [[[0, 1], [2, 1]], [[0, 1], [2, 1]], [[2], [1, 2]]]
 
 
-def group_before() -> list[float]:
-    """Makes groups of some ranks, then the groups of a layout and the host's; returns a sum over each."""
-    rank = dist.get_rank()
-    dist.new_group([0])
-    if rank in (1, 2):
-        dist.new_group([1, 2], use_local_synchronization=True)
-        if rank == 1:
-            dist.new_group([1], use_local_synchronization=True)
-    mesh = Mesh.build(Layout(pp=3), 4, tied=True, timeout_seconds=10)
-    groups = (mesh.pp, mesh.embedding_group, join_world(), host_group(mesh.world, 10))
+def group_before(later: bool) -> list[float]:
+    """Makes groups of some ranks, then the groups of a layout and the host's; returns a sum over each.
+
+    Args:
+        later: whether groups are named as in later versions of torch: a group's number is that of the calls before it.
+    """
+    rank, c10d = dist.get_rank(), dist.distributed_c10d
+    with pytest.MonkeyPatch.context() as patch:
+        if later:
+            patch.setattr(c10d, "_hash_ranks_to_str", _name_by_calls)
+            patch.setattr(c10d, "_process_group_name", _count_and_name)
+        dist.new_group([0])
+        if rank in (1, 2):
+            dist.new_group([1, 2], use_local_synchronization=True)
+            if rank == 1:
+                dist.new_group([1], use_local_synchronization=True)
+        mesh = Mesh.build(Layout(pp=3), 4, tied=True, timeout_seconds=10)
+        groups = (mesh.pp, mesh.embedding_group, join_world(), host_group(mesh.world, 10))
     return [all_reduce(torch.tensor([1.0]), group).item() for group in groups]
 
 
-def test_groups_that_a_user_made_before_keep_no_rank_waiting(rank_pool: RankPool) -> None:
-    assert rank_pool.run(group_before, 3) == [[3, 2, 3, 3], [3, 1, 3, 3], [3, 2, 3, 3]]
+def _name_by_calls(ranks: list[int]) -> str:
+    return hashlib.sha1(f"{ranks} {dist.distributed_c10d._world.group_count}".encode()).hexdigest()
+
+
+def _count_and_name(ranks: list[int], use_hashed_name: bool) -> str:
+    world = dist.distributed_c10d._world
+    name = _name_by_calls(ranks) if use_hashed_name else str(world.group_count)
+    world.group_count += 1
+    return name
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_groups_that_a_user_made_before_keep_no_rank_waiting(rank_pool: RankPool, later: bool) -> None:
+    assert rank_pool.run(group_before, 3, later=later) == [[3, 2, 3, 3], [3, 1, 3, 3], [3, 2, 3, 3]]
 
 
 def miss_a_group() -> str:
