@@ -119,7 +119,7 @@ def test_every_rank_of_every_layout_reads_its_own_from_every_other(
     assert len(seen) > len(truth)
 
 
-@sources([LAYOUTS[index] for index in (5, 8, 12, 13, 19, 21, 25)])
+@sources([LAYOUTS[index] for index in (5, 8, 12, 13, 19, 21, 25, 28, 30)])
 @pytest.mark.parametrize("target", [Layout(), Layout(tp=2), Layout(tp=8, pp=2)], ids=label)
 def test_reshard(
     source: Layout,
