@@ -28,7 +28,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...core.dtypes import FP32
+from ...core.integers import ceil_div
 from ...core.layout import Stage
+from ...core.places import Spread
 from ...model.spec import DecoderSpec, DenseSpec, ExpertsSpec
 from ...parallel.logits_blocks import rows_at_once
 from ..context.modes import AttentionHeads, Mode, Recompute
@@ -48,6 +50,7 @@ class PassShape:
         vocab_rows: rows of the embedding and of the head on this rank, padding included.
         cp: the number of context-parallel ranks.
         cp_mode: how attention gets the keys of their positions.
+        experts: how ranks hold experts, if these are on different ranks; None if they are split over tp.
     """
 
     spec: DecoderSpec
@@ -60,6 +63,7 @@ class PassShape:
     mlp_tokens: int = 0
     cp: int = 1
     cp_mode: Mode = "gather"
+    experts: Spread | None = None
 
     @property
     def heads(self) -> AttentionHeads:
@@ -70,6 +74,11 @@ class PassShape:
     def exchanges_heads(self) -> bool:
         """Whether context-parallel ranks exchange positions for heads."""
         return self.cp > 1 and self.cp_mode == "ulysses"
+
+    @property
+    def routed_tokens(self) -> int:
+        """The number of tokens whose experts a rank computes if all ranks get as many, or a part of each expert."""
+        return self.tokens if self.experts is None else ceil_div(self.tokens, self.tp) * self.experts.tp
 
     @property
     def split_tokens(self) -> int:
@@ -172,14 +181,15 @@ def _mlp(shape: PassShape, layer: int, recompute: Recompute) -> int:
     """Returns the bytes of the inner values of a feed-forward block, for `mlp_tokens` if it computes in blocks."""
     tokens = shape.mlp_tokens if _in_blocks(shape, layer) else shape.tokens
     block = shape.spec.layers[layer].feed_forward
-    inner = block.inner // shape.tp
     if isinstance(block, ExpertsSpec):
-        routed = shape.tokens * block.top_k
+        expert_tp = shape.tp if shape.experts is None else shape.experts.tp
+        routed, inner = shape.routed_tokens * block.top_k, block.inner // expert_tp
         width = 3 if recompute == "selective" else 5
         hidden = shape.spec.hidden_size
-        chosen = routed * 3 * INDEX + shape.tokens * block.num_experts * FP32.itemsize
+        chosen = routed * 3 * INDEX + shape.routed_tokens * block.num_experts * FP32.itemsize
         own = chosen + routed * (width * inner + 2 * hidden) * shape.itemsize
         return own + (shape.tokens * _shared_expert(shape, block.shared, width) if block.shared else 0)
+    inner = block.inner // shape.tp
     if block.activation == "swiglu":
         return tokens * (2 if recompute == "selective" else 5) * inner * shape.itemsize
     return tokens * (1 if recompute == "selective" else 2) * inner * shape.itemsize

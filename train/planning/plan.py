@@ -19,7 +19,7 @@ from .flops import flops_per_token
 from .moved_bytes import Moved
 from .placed_bytes import PlacedBytes
 from .planned_run import PlannedRun, prepare_run
-from .traffic import Traffic, traffic
+from .traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def plan_of(run: PlannedRun, *, here: bool = False) -> RunPlan:
         cpu_memory=cpu_memory,
         in_flight=run.simulation.peak_in_flight,
         bubble=run.simulation.bubble,
-        traffic=(*traffic(layout, run.work()), *run.context_traffic()),
+        traffic=run.traffic(),
         moved=run.moved(),
         cp_mode=run.shape.cp_mode,
         cp_bytes=run.bytes_by_mode(),

@@ -12,7 +12,7 @@ from ...core.local_params import LocalParam, local_params
 from ...core.tensors import Table
 from ...model.config import ModelConfig
 from ...model.registry import decoder_spec
-from ...model.spec import EMBEDDING, DecoderSpec
+from ...model.spec import EMBEDDING, DecoderSpec, ExpertsSpec
 from ..config.freezing import without_frozen
 from ..config.initial_model import resolve
 from ..config.sections import OffloadSection
@@ -33,13 +33,14 @@ from .activation_memory import (
     wide_logits_bytes,
 )
 from .context_traffic import bytes_by_mode, context_traffic
+from .expert_traffic import expert_traffic
 from .model_states import exchange_copies, model_state_bytes, state_parts
 from .moved_bytes import Moved, moved_bytes
 from .placed_bytes import PlacedBytes
 from .planned_model import planned_model
 from .problems import notes, problems, refuse, size_problems
 from .save_copy import save_copy_bytes, saves_beside_training
-from .traffic import FamilyWork, StepWork, Traffic
+from .traffic import FamilyWork, StepWork, Traffic, traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ class PlannedRun:
             mlp_tokens=self._mlp_tokens,
             cp=layout.cp,
             cp_mode=choose_mode(config.parallel.cp_mode, heads, config.recompute.mode),
+            experts=layout.families.get("experts"),
         )
 
     @property
@@ -156,6 +158,11 @@ class PlannedRun:
         """The parameters of the pipeline rank that has most."""
         return max(self.ranks, key=lambda params: sum(param.size for param in params))
 
+    @property
+    def fullest_stages(self) -> tuple[Stage, ...]:
+        """The stages of that pipeline rank."""
+        return self.stages[self.ranks.index(self.fullest)]
+
     def work(self) -> StepWork:
         """Returns the sizes that determine the traffic of the pipeline rank with the most parameters."""
         shape, params = self.shape, self.fullest
@@ -164,22 +171,31 @@ class PlannedRun:
         sizes: Counter[str] = Counter()
         for bucket in buckets(params, self.layout):
             sizes[bucket.family.name] += bucket.size
-        layers = {param.pieces[0].tensor.layer for param in params}
         return StepWork(
             families={
                 name: FamilyWork(size, size - looked_up if name == "dense" else size) for name, size in sizes.items()
             },
             itemsize=shape.itemsize,
             hidden_bytes=shape.tokens * shape.spec.hidden_size * shape.itemsize,
-            num_layers=sum(isinstance(layer, int) for layer in layers),
+            num_layers=sum(len(stage.layers) for stage in self.fullest_stages),
             num_micro_batches=self.num_micro_batches,
             sequence_parallel=shape.sequence_parallel,
             recompute_full=self.config.recompute.mode == "full",
+            num_exchanged=sum(block.shared is None for block in self.exchanged),
         )
 
-    def context_traffic(self) -> list[Traffic]:
-        """Returns what context-parallel attention exchanges on the pipeline rank with the most parameters."""
-        return context_traffic(self.shape, self.work().num_layers, self.num_micro_batches)
+    @property
+    def exchanged(self) -> tuple[ExpertsSpec, ...]:
+        """The blocks of experts on different ranks, of the pipeline rank with the most parameters."""
+        numbers = [layer for stage in self.fullest_stages for layer in stage.layers] if self.shape.experts else []
+        blocks = (self.spec.layers[number].feed_forward for number in numbers)
+        return tuple(block for block in blocks if isinstance(block, ExpertsSpec))
+
+    def traffic(self) -> tuple[Traffic, ...]:
+        """Returns the communication of the pipeline rank with the most parameters."""
+        work, passes = self.work(), self.num_micro_batches
+        of_context = context_traffic(self.shape, work.num_layers, passes)
+        return (*traffic(self.layout, work), *of_context, *expert_traffic(self.shape, self.exchanged, passes))
 
     def bytes_by_mode(self) -> dict[Mode, int]:
         """Returns the bytes of `context_traffic` in each mode of context parallelism that is possible."""
@@ -195,7 +211,7 @@ class PlannedRun:
         return moved if self.config.offload.activations == "none" else (*moved, self._moved_activations())
 
     def _moved_activations(self) -> Moved:
-        held = self.stages[self.ranks.index(self.fullest)]
+        held = self.fullest_stages
         size = sum(map(self._moving, held))
         return Moved("activations", down=size * self.num_micro_batches, up=size * self.num_micro_batches)
 

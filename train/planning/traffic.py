@@ -66,6 +66,7 @@ class StepWork:
         num_micro_batches: the number of micro-batches of this rank.
         sequence_parallel: whether hidden states are split over tp along the sequence.
         recompute_full: whether backward runs the forward of every layer again.
+        num_exchanged: the number of blocks without a part that is split over tp: experts on different ranks.
     """
 
     families: Mapping[str, FamilyWork]
@@ -75,6 +76,7 @@ class StepWork:
     num_micro_batches: int
     sequence_parallel: bool
     recompute_full: bool
+    num_exchanged: int = 0
 
 
 def traffic(layout: Layout, work: StepWork) -> list[Traffic]:
@@ -86,7 +88,7 @@ def traffic(layout: Layout, work: StepWork) -> list[Traffic]:
 def _tensor_parallel(layout: Layout, work: StepWork) -> Iterator[Traffic]:
     if layout.tp == 1:
         return
-    blocks = 2 * work.num_layers * work.num_micro_batches
+    blocks = (2 * work.num_layers - work.num_exchanged) * work.num_micro_batches
     passes = 3 if work.recompute_full else 2
     if not work.sequence_parallel:
         yield Traffic("tp", "all_reduce", "hidden states", layout.tp, passes * blocks, work.hidden_bytes)

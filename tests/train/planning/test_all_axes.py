@@ -68,11 +68,39 @@ def test_the_text_names_every_axis_and_what_each_family_exchanges(plan_at: PlanA
     assert plan.num_micro_batches == 8 // 2, "rows are dealt over dp alone"
     text = describe(plan)
     assert "tp 2 x pp 2 x dp 2 x cp 2 = 16 ranks, ZeRO-1, experts ep 2 x tp 1" in text
-    found = {(each.axis, each.collective): each for each in plan.traffic if each.axis not in ("tp", "pp", "cp")}
+    found = {(each.axis, each.collective): each for each in plan.traffic if each.axis not in ("tp", "pp", "cp", "ep")}
     assert set(found) == {(axis, way) for axis in ("dp x cp", "edp") for way in ("reduce_scatter", "all_gather")}
     assert [found[axis, "all_gather"].ranks for axis in ("dp x cp", "edp")] == [4, 4]
     with_ep_1 = describe(plan_at(Layout(tp=2, dp=2, zero=1)))
     assert "tp 2 x dp 2 = 4 ranks, ZeRO-1\n" in with_ep_1
+
+
+def test_experts_on_different_ranks_exchange_tokens_and_leave_tp_its_attention(plan_at: PlanAt) -> None:
+    rows = {"train": {"global_batch_size": 8, "micro_batch_size": 2}}
+    plan = plan_at(Layout(tp=2, dp=2, ep=2), **rows)
+    found = {(each.axis, each.collective): each for each in plan.traffic if each.axis in ("tp", "ep")}
+    passes = 4 * 2  # layers, micro-batches
+    hidden = 2 * plan.tokens_per_step // 8 * 128 * 4  # of a micro-batch of two rows, in fp32
+    assert (found["ep", "all_to_all"].calls, found["ep", "all_to_all"].ranks) == (4 * passes, 2)
+    assert found["ep", "all_to_all"].message_bytes == hidden, "half of the tokens, each for two experts"
+    assert (found["tp", "all_gather"].calls, found["tp", "all_gather"].message_bytes) == (2 * passes, hidden)
+    assert found["tp", "all_reduce"].calls == 2 * passes, "attention's, forward and backward"
+    (split,) = (each for each in plan_at(Layout(tp=2, dp=2), **rows).traffic if each.axis == "tp")
+    assert split.calls == 4 * passes
+    again = plan_at(Layout(tp=2, dp=2, ep=2, expert_tp=2), recompute={"mode": "full"}, **rows).traffic
+    calls = {(each.axis, each.collective): (each.calls, each.message_bytes) for each in again}
+    assert calls["ep", "all_to_all"] == (6 * passes, 2 * hidden), "for the tokens of both ranks of an expert"
+    assert calls["expert_tp", "all_gather"] == calls["expert_tp", "reduce_scatter"] == (3 * passes, hidden)
+
+
+def test_experts_keep_the_same_for_as_many_pairs_wherever_they_are(plan_at: PlanAt) -> None:
+    def kept(layout: Layout) -> int:
+        activations: int = plan_at(layout).memory[0].device["activations"]
+        return activations
+
+    assert kept(Layout(dp=4, ep=4)) == kept(Layout(dp=4)) == kept(Layout(dp=4, ep=4, zero=1))
+    tokens, dealt, split = 2 * 24, kept(Layout(tp=2, dp=2, ep=2)), kept(Layout(tp=2, dp=2))
+    assert split - dealt >= 4 * tokens // 2 * 2 * 2 * 128 * 4, "half of the pairs, of whole experts"
 
 
 def test_an_ep_that_does_not_divide_the_experts_is_a_problem_of_the_plan(plan_at: PlanAt) -> None:
