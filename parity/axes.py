@@ -40,6 +40,10 @@ def _after_states(optimizer: str, other: str) -> str:
     return "gradients and parameters leave the device only with the optimizer's states" if is_first else ""
 
 
+def _without_experts(experts: str | None, spreads_them: bool) -> str:
+    return "a model without experts has none to spread over ranks" if experts == "none" and spreads_them else ""
+
+
 _ALL: Final = (
     ParityAxis("tp", (1, 2, 4), "parallel.tp"),
     ParityAxis("pp", (1, 2, 4), "parallel.pp"),
@@ -110,6 +114,31 @@ _ALL: Final = (
         checked_with=(("tp", "pp", "schedule", "tied"),),
     ),
     ParityAxis("experts", ("none", "mixtral", "qwen2_moe"), of_model=True, checked_with=(("tp", "pp"),)),
+    ParityAxis(
+        "ep",
+        (1, 2, 4),
+        "parallel.ep",
+        checked_with=(("tp", "dp", "experts"),),
+        rules=(Rule(("experts", "ep"), lambda experts, ep: _without_experts(experts, ep > 1)),),
+    ),
+    ParityAxis(
+        "expert_tp",
+        (0, 1, 2),
+        "parallel.expert_tp",
+        strength=2,
+        checked_with=(("tp", "dp", "experts", "ep"),),
+        rules=(
+            Rule(("experts", "expert_tp"), lambda experts, expert_tp: _without_experts(experts, expert_tp > 0)),
+            Rule(
+                ("tp", "ep", "expert_tp"),
+                lambda tp, ep, expert_tp: (
+                    "it equals expert_tp = 0, which is tp at ep = 1, else 1"
+                    if expert_tp == (tp if ep == 1 else 1)
+                    else ""
+                ),
+            ),
+        ),
+    ),
     ParityAxis(
         "mlp_block",
         (0, 3),

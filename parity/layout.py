@@ -30,6 +30,8 @@ class ParityLayout(Section):
     tp: int = Field(default=1, ge=1)
     pp: int = Field(default=1, ge=1)
     dp: int = Field(default=1, ge=1)
+    ep: int = Field(default=1, ge=1)
+    expert_tp: int = Field(default=0, ge=0)
     schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1"] = "1f1b"
     num_virtual_stages: int = Field(default=1, ge=1)
     zero: Literal[0, 1, 2, 3] = 0
@@ -70,6 +72,8 @@ class ParityLayout(Section):
         words = [f"tp{self.tp} pp{self.pp} dp{self.dp} zero{self.zero}"]
         words += ["foreign module"] if self.foreign else [self.schedule]
         words += [f"shard_size {self.shard_size}"] if self.shard_size else []
+        words += [f"ep{self.ep}"] if self.ep > 1 else []
+        words += [f"expert_tp{self.expert_tp}"] if self.expert_tp else []
         words += ["sp"] if self.sequence_parallel else []
         words += [f"recompute {self.recompute}"] if self.recompute != "none" else []
         words += ["tied"] if self.tied else []

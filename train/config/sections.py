@@ -207,6 +207,8 @@ class ParallelSection(Section):
             (tp x pp x cp).
         cp_mode: how attention over cp ranks gets the keys of other ranks: "gather" fetches them, "ulysses" exchanges
             positions for heads, of which cp must divide those of a tp rank; "auto" takes what moves fewer bytes.
+        ep: the number of ranks with different experts, among all ranks of a pipeline stage, so it may exceed dp.
+        expert_tp: the number of ranks over which an expert is split; 0 = tp at ep 1, else 1.
         sequence_parallel: whether hidden states are split over tp along the sequence between tensor-parallel blocks.
         schedule: the order of forward and backward passes in the pipeline.
         num_virtual_stages: the number of stages (runs of layers) per pipeline rank, for "interleaved" and "gpipe".
@@ -218,6 +220,8 @@ class ParallelSection(Section):
     cp: int = Field(default=1, ge=1)
     dp: int | Literal["auto"] = "auto"
     cp_mode: Literal["auto", "gather", "ulysses"] = "auto"
+    ep: int = Field(default=1, ge=1)
+    expert_tp: int = Field(default=0, ge=0)
     sequence_parallel: bool = False
     schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1"] = "1f1b"
     num_virtual_stages: int = Field(default=1, ge=1)

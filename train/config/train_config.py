@@ -98,6 +98,8 @@ class TrainConfig(Section):
             pp=parallel.pp,
             dp=dp,
             cp=parallel.cp,
+            ep=parallel.ep,
+            expert_tp=parallel.expert_tp,
             virtual_stages=self.parallel.num_virtual_stages,
             shard_size=self.zero.shard_size,
             zero=self.zero.stage,

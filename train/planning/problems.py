@@ -7,7 +7,7 @@ from ...core.errors import ParallelError
 from ...core.integers import ceil_div, round_up
 from ...core.layout import Layout
 from ...core.local_params import experts_of
-from ...core.tensors import Table, TensorSpec, num_layers, split_boxes
+from ...core.tensors import Table, TensorSpec, num_experts, num_layers, split_boxes
 from ...model.registry import architectures
 from ...model.shape import ModelKeys
 from ..config.train_config import TrainConfig
@@ -105,6 +105,8 @@ def _tensors(layout: Layout, table: Table) -> Iterator[str]:
 
 
 def _experts(layout: Layout, table: Table) -> Iterator[str]:
+    if layout.experts != layout.dense and num_experts(table) == 0:
+        yield "[parallel] ep and expert_tp spread experts over ranks, but the model has none. Leave both out."
     try:
         experts_of(table, layout, 0)
     except ParallelError as error:
