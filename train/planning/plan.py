@@ -131,7 +131,7 @@ def plan_of(run: PlannedRun, *, here: bool = False) -> RunPlan:
         tokens_per_step=tokens,
         flops_per_step=flops_per_token(run.spec, config.train.seq_len) * tokens,
         steps=config.train.steps,
-        notes=(*run.notes, *_check_memory(cpu_memory, layout, here)),
+        notes=(*run.notes, *run.at_worst(), *_check_memory(cpu_memory, layout, here)),
         run_folder=config.run_folder,
     )
 

@@ -9,6 +9,7 @@ from ...core.dtypes import by_name
 from ...core.integers import ceil_div
 from ...core.layout import Layout, Stage, stages
 from ...core.local_params import LocalParam, local_params
+from ...core.progress import format_bytes
 from ...core.tensors import Table
 from ...model.config import ModelConfig
 from ...model.registry import decoder_spec
@@ -33,6 +34,7 @@ from .activation_memory import (
     wide_logits_bytes,
 )
 from .context_traffic import bytes_by_mode, context_traffic
+from .expert_memory import worst_bytes
 from .expert_traffic import expert_traffic
 from .model_states import exchange_copies, model_state_bytes, state_parts
 from .moved_bytes import Moved, moved_bytes
@@ -138,6 +140,15 @@ class PlannedRun:
     def _moving(self, stage: Stage) -> int:
         """Returns the bytes of one stage's activations that are offloaded."""
         return stage_bytes(self.shape, stage) - staying_bytes(self.shape, stage, self._loss_waits)
+
+    def at_worst(self) -> list[str]:
+        """Returns a sentence on the memory of a rank whose experts all tokens choose, if experts are on several."""
+        flights = self.simulation.peak_in_flight
+        more = max(worst_bytes(self.shape, stage, flights[pp]) for pp, held in enumerate(self.stages) for stage in held)
+        if not more:
+            return []
+        rounds = "" if self.config.recompute.mode != "none" else "; with [recompute] that is bounded by rounds"
+        return [f"A rank whose experts all tokens choose has {format_bytes(more)} more of activations{rounds}."]
 
     def cpu_memory(self, memory: Sequence[PlacedBytes]) -> tuple[int, ...]:
         """Returns the bytes of all parts, `memory`, on a CPU, and of what takes memory only there, by pipeline rank."""

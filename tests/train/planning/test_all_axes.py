@@ -12,6 +12,7 @@ import pytest
 from tk.core.config import parse
 from tk.core.errors import ParallelError
 from tk.core.layout import Layout
+from tk.core.progress import format_bytes
 from tk.model.registry import decoder_spec
 from tk.tests.train.conftest import Configure
 from tk.train.config.train_config import TrainConfig
@@ -103,6 +104,18 @@ def test_experts_keep_the_same_for_as_many_pairs_wherever_they_are(plan_at: Plan
     assert split - dealt >= 4 * tokens // 2 * 2 * 2 * 128 * 4, "half of the pairs, of whole experts"
 
 
+@pytest.mark.parametrize(("recompute", "rounds"), [("none", 3 * 4), ("selective", 1.25), ("full", 0.25)])
+def test_a_hot_expert_costs_memory_only_without_recomputation(plan_at: PlanAt, recompute: str, rounds: float) -> None:
+    """At ep 4: three times as many pairs as at balance in each of four layers, or one round, 1.25 times as large."""
+    plan = plan_at(Layout(dp=4, ep=4), recompute={"mode": recompute})
+    pairs = 2 * plan.tokens_per_step // 6 * 2  # of micro-batches of two rows
+    more = format_bytes(round(rounds * pairs * (5 * 512 + 128) * 4))
+    (note,) = (note for note in plan.notes if "all tokens choose" in note)
+    assert f"has {more} more" in note
+    assert ("with [recompute]" in note) == (recompute == "none")
+    assert not any("all tokens choose" in note for note in plan_at(Layout(dp=4, expert_tp=2)).notes)
+
+
 def test_an_ep_that_does_not_divide_the_experts_is_a_problem_of_the_plan(plan_at: PlanAt) -> None:
     with pytest.raises(
         ParallelError, match=r"num_experts % ep = 8 % 3 = 2, and it must be 0.*Use a divisor of 8 as ep"
@@ -121,6 +134,7 @@ import json, sys, time
 from pathlib import Path
 from tk.core.config import parse
 from tk.core.layout import Layout
+from tk.core.progress import format_bytes
 from tk.train.config.train_config import TrainConfig
 from tk.train.planning.plan import make_plan
 from tk.train.planning.plan_text import describe
