@@ -81,6 +81,8 @@ class ModelConfig(ModelShape):
         if "rope_theta" in own:
             scaling = self.rope_scaling.model_dump(exclude_none=True) if self.rope_scaling else {"rope_type": "default"}
             data["rope_parameters"] = scaling | {"rope_theta": self.rope_theta}
+            if "partial_rotary_factor" in own:
+                data["rope_parameters"]["partial_rotary_factor"] = data.pop("partial_rotary_factor")
         if self.layer_types:
             data["layer_types"] = list(self.layer_types)
         return {
@@ -127,7 +129,8 @@ def _translate(data: Mapping[str, Any]) -> dict[str, Any]:
     refuse_unsupported(data, architecture)
     values = model_values(data, architecture)
     if "rope_theta" in architecture.options:
-        values |= read_rope(data, architecture.defaults["rope_theta"], values["max_position_embeddings"])
+        share = architecture.defaults.get("partial_rotary_factor")
+        values |= read_rope(data, architecture.defaults["rope_theta"], values["max_position_embeddings"], share)
     else:
         refuse_rope(data)
     values |= read_windows(values, data.get("layer_types"), per_layer="layer_types" in architecture.options)

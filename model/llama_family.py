@@ -66,12 +66,14 @@ class Family:
     Attributes:
         qkv_bias: whether q, k and v have biases.
         head_norms: whether every query and key head passes an RMSNorm before it is rotated.
+        correction_bias: whether routers choose experts by their weights plus a bias, which has no gradient.
         shared_gate: whether the output of shared experts is weighted by a sigmoid of a product with their input.
         expert_names: the stored names of a mixture of experts.
     """
 
     qkv_bias: bool = False
     head_norms: bool = False
+    correction_bias: bool = False
     shared_gate: bool = False
     expert_names: Names = Names()
 
@@ -87,7 +89,7 @@ class Family:
             head_dim=config.head_dim,
             layers=layers,
             norm_eps=config.rms_norm_eps,
-            rope=Rope(config.rope_theta, config.rope_scaling),
+            rope=Rope(config.rope_theta, config.rope_scaling, config.partial_rotary_factor),
         )
 
     def _table(self, config: ModelShape, layers: Sequence[LayerSpec]) -> Iterator[TensorSpec]:
@@ -131,6 +133,11 @@ class Family:
         stored, own = f"{prefix}.{names.block}", f"{prefix}.mlp"
         router = (experts.num_experts, hidden)
         yield TensorSpec(f"{stored}.gate.weight", router, None, layer, f"{own}.gate.weight", partial_grad=True)
+        if self.correction_bias:
+            bias, shape = "gate.e_score_correction_bias", (experts.num_experts,)
+            yield TensorSpec(
+                f"{stored}.{bias}", shape, None, layer, f"{own}.{bias}", init="zeros", trainable=False, dtype="F32"
+            )
         for expert in range(experts.num_experts):
             where = f"{stored}.experts.{expert}"
             gate_up, down = f"{own}.experts.gate_up_proj", f"{own}.experts.down_proj"

@@ -5,6 +5,7 @@ from functools import cached_property
 
 import torch
 
+from ..core.dtypes import by_code
 from ..core.layout import Layout, Stage
 from ..core.local_params import LocalParam, local_params
 from ..parallel.layers import (
@@ -14,6 +15,7 @@ from ..parallel.layers import (
     VocabParallelEmbedding,
     VocabParallelHead,
 )
+from ..parallel.torch_dtypes import torch_dtype
 from .norm import LayerNorm, RMSNorm
 from .recompute import Recompute
 from .spec import EMBEDDING, HEAD, DecoderSpec
@@ -112,3 +114,10 @@ class Placement:
     def empty(self, name: str) -> torch.nn.Parameter:
         """Creates the uninitialised parameter of a full name."""
         return self.context.empty(*self.shapes[name])
+
+    def untrained(self, name: str) -> torch.nn.Parameter:
+        """Creates the uninitialised parameter of a full name that has a dtype of its own and no gradient."""
+        local = next(param for param in self.params if param.name == name)
+        dtype = torch_dtype(by_code(local.pieces[0].tensor.dtype))
+        values = torch.empty(local.shape, dtype=dtype, device=self.context.device)
+        return torch.nn.Parameter(values, requires_grad=False)

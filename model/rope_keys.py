@@ -20,8 +20,10 @@ _NEEDED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 _OPTIONAL: Final = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim")  # of yarn; may be null
 
 
-def read_rope(data: Mapping[str, Any], theta: float, max_positions: object) -> dict[str, Any]:
-    """Returns the fields of rotary embedding: `rope_theta` and `rope_scaling`.
+def read_rope(
+    data: Mapping[str, Any], theta: float, max_positions: object, share: float | None = None
+) -> dict[str, Any]:
+    """Returns the fields of rotary embedding: `rope_theta`, `rope_scaling` and perhaps `partial_rotary_factor`.
 
     `rope_scaling` counts before `rope_parameters`, and replaces all of it. `rope_theta` in the object counts before
     the key beside it, but `original_max_position_embeddings` beside it counts before that in the object.
@@ -30,6 +32,7 @@ def read_rope(data: Mapping[str, Any], theta: float, max_positions: object) -> d
         data: the content of config.json.
         theta: the architecture's rope_theta for files without one.
         max_positions: the file's max_position_embeddings, the context of pretraining where no key gives it.
+        share: the architecture's partial_rotary_factor for files without one; None if it rotates whole heads.
 
     Raises:
         ValueError: the keys describe an embedding that tk does not implement.
@@ -45,12 +48,14 @@ def read_rope(data: Mapping[str, Any], theta: float, max_positions: object) -> d
     if not isinstance(kind, str) or kind not in ("default", *_NEEDED):
         supported = ", ".join(map(repr, ("default", *_NEEDED)))
         raise ValueError(f"{name}: rope_type = {kind!r} is not supported; supported are {supported}")
-    _refuse_partial(name, rope, data)
+    if share is None:
+        _refuse_partial(name, rope, data)
     found = rope.get("rope_theta", data.get("rope_theta", theta))
     if found is None:
         raise ValueError(f"rope_theta must not be null; a file without it has {theta:g}")
     scaling = None if kind == "default" else _scaling(name, rope, data, max_positions) | {"rope_type": kind}
-    return {"rope_theta": found, "rope_scaling": scaling}
+    values = {"rope_theta": found, "rope_scaling": scaling}
+    return values if share is None else values | {"partial_rotary_factor": _share(name, rope, data, share)}
 
 
 def refuse_rope(data: Mapping[str, Any]) -> None:
@@ -88,6 +93,16 @@ def _rope(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     if not isinstance(rope, Mapping):
         raise ValueError(f"{name} must be an object, not {rope!r}")
     return name, rope
+
+
+def _share(name: str, rope: Mapping[str, Any], data: Mapping[str, Any], share: float) -> object:
+    """Returns partial_rotary_factor: in the object it counts first, and beside it null is 1."""
+    if "partial_rotary_factor" not in rope:
+        found = data.get("partial_rotary_factor", share)
+        return 1.0 if found is None else found
+    if rope["partial_rotary_factor"] is None:
+        raise ValueError(f"{name}: partial_rotary_factor must not be null")
+    return rope["partial_rotary_factor"]
 
 
 def _refuse_partial(name: str, rope: Mapping[str, Any], data: Mapping[str, Any]) -> None:

@@ -36,7 +36,13 @@ class ModelKeys(Section):
         decoder_sparse_step: every layer whose number (from 1) it divides has experts, except `mlp_only_layers`.
         mlp_only_layers: the layers without experts.
         shared_expert_intermediate_size: the intermediate size of the expert that every token passes (Qwen2-MoE).
-        qkv_bias: whether q, k and v have biases, if the architecture leaves that open (Qwen2-MoE).
+        qkv_bias: whether q, k and v have biases, if the architecture leaves that open (Qwen2-MoE, GLM-4.5).
+        use_qk_norm: whether every query and key head passes an RMSNorm (GLM-4.5).
+        partial_rotary_factor: the share of a head's dims, from the first, that are rotated (GLM-4.5).
+        first_k_dense_replace: the number of layers, from the first on, without experts (GLM-4.5).
+        n_shared_experts: the number of experts that every token passes, which are one block (GLM-4.5).
+        n_group, topk_group: the groups of experts, and those to which a token's experts belong (GLM-4.5).
+        routed_scaling_factor: the factor of the weights of a token's experts (GLM-4.5).
         router_aux_loss_coef: the weight of the routers' load-balancing loss in training (see balance.py).
     """
 
@@ -70,6 +76,13 @@ class ModelKeys(Section):
     mlp_only_layers: tuple[int, ...] = ()
     shared_expert_intermediate_size: int = Field(default=768, ge=1)
     qkv_bias: bool = True
+    use_qk_norm: bool = False
+    partial_rotary_factor: float = Field(default=1.0, gt=0, le=1)
+    first_k_dense_replace: int = Field(default=1, ge=0)
+    n_shared_experts: int = Field(default=1, ge=1)
+    n_group: int = Field(default=1, ge=1)
+    topk_group: int = Field(default=1, ge=1)
+    routed_scaling_factor: float = Field(default=1.0, gt=0)
     router_aux_loss_coef: float = Field(default=0.001, ge=0)
 
     @model_validator(mode="before")
@@ -103,6 +116,12 @@ class ModelKeys(Section):
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim = {self.head_dim} must be even, since rotary embedding rotates pairs")
+        rotated = int(self.head_dim * self.partial_rotary_factor)
+        if rotated % 2 or not rotated:
+            raise ValueError(
+                f"partial_rotary_factor = {self.partial_rotary_factor:g} must rotate an even number of head_dim = "
+                f"{self.head_dim} dims, since rotary embedding rotates pairs"
+            )
         if isinstance(self.rope_scaling, YarnScaling) and self.rope_theta <= 1:
             raise ValueError(f"rope_theta = {self.rope_theta:g} must be greater than 1 for rope_type = 'yarn'")
         if self.num_experts_per_tok > self.num_local_experts:
@@ -110,6 +129,7 @@ class ModelKeys(Section):
                 f"num_experts_per_tok = {self.num_experts_per_tok} must not exceed num_local_experts = "
                 f"{self.num_local_experts}"
             )
+        self._check_groups()
         if self.layer_types and len(self.layer_types) != self.num_hidden_layers:
             raise ValueError(
                 f"layer_types has {len(self.layer_types)} entries, and num_hidden_layers = {self.num_hidden_layers}"
@@ -120,6 +140,20 @@ class ModelKeys(Section):
         if self.dtype not in dtypes:
             raise ValueError(f"dtype = {self.dtype!r} must be one of {', '.join(dtypes)}")
         return self
+
+    def _check_groups(self) -> None:
+        if self.n_group == 1 and self.topk_group == 1:
+            return
+        size = self.num_local_experts // self.n_group
+        if self.num_local_experts % self.n_group or size < 2:
+            raise ValueError(f"n_group = {self.n_group} must divide the experts into groups of 2 or more")
+        if self.topk_group > self.n_group:
+            raise ValueError(f"topk_group = {self.topk_group} must not exceed n_group = {self.n_group}")
+        if self.num_experts_per_tok > self.topk_group * size:
+            raise ValueError(
+                f"topk_group = {self.topk_group} groups have {self.topk_group * size} experts, fewer than "
+                f"num_experts_per_tok = {self.num_experts_per_tok}"
+            )
 
     @property
     def context_length(self) -> int:

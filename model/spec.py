@@ -25,10 +25,16 @@ class Rope:
     Attributes:
         theta: the base of the wavelengths.
         scaling: the scaling for texts beyond the context of pretraining; None without it.
+        share: the share of a head's dims that are rotated, its first ones.
     """
 
     theta: float
     scaling: Scaling | None = None
+    share: float = 1.0
+
+    def rotated(self, head_dim: int) -> int:
+        """Returns the number of dims of a head that are rotated."""
+        return int(head_dim * self.share)
 
     @property
     def attention_scaling(self) -> float:
@@ -57,9 +63,14 @@ class ExpertsSpec:
         inner: the intermediate size of each expert, which tensor parallelism splits.
         num_experts: the number of experts, among which the router chooses.
         top_k: the number of experts per token.
-        normalize: whether the probabilities of the chosen experts are scaled to sum to 1.
+        normalize: whether the weights of the chosen experts are scaled to sum to 1.
         shared: the shared expert, which every token passes beside its own ones; None without one. Its output is
             weighted if the table has a `shared_expert_gate`.
+        scoring: the function that makes weights of scores. Experts are chosen by weight, or by weight plus a bias if
+            the table has an `e_score_correction_bias`.
+        num_groups: the number of equal groups of neighbouring experts.
+        top_groups: the number of groups, best by the sum of their two best experts, to which a token's experts belong.
+        scale: the factor of the weights.
     """
 
     inner: int
@@ -67,6 +78,10 @@ class ExpertsSpec:
     top_k: int
     normalize: bool
     shared: DenseSpec | None = None
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    num_groups: int = 1
+    top_groups: int = 1
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +140,8 @@ class Architecture:
         read: a function that resolves the architecture's own values, by the names of fields; it raises ValueError for
             values that tk does not implement.
         write: a function that returns keys of config.json beyond the fields and `requires`.
+        unused: a function that returns, from a config.json and the number of layers, the beginnings of the names of
+            tensors that files hold and the model does not use.
     """
 
     name: str
@@ -138,3 +155,4 @@ class Architecture:
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     read: Callable[[dict[str, Any]], dict[str, Any]] = dict
     write: Callable[[ModelShape], dict[str, Any]] = lambda config: {}
+    unused: Callable[[Mapping[str, Any], int], tuple[str, ...]] = lambda data, num_layers: ()

@@ -40,7 +40,8 @@ def stored_config(checkpoint: Checkpoint) -> ModelConfig:
                 "are not tied.", where, spec.name, spec.alias,
             )  # fmt: skip
             config = config.model_copy(update={"tie_word_embeddings": False})
-    _check_all_known(config, checkpoint, where)
+    unused = architectures()[config.architecture].unused(data, config.num_hidden_layers)
+    _check_all_known(config, checkpoint, where, unused)
     return config
 
 
@@ -60,9 +61,9 @@ def stores_both(checkpoint: Checkpoint, name: str, alias: str) -> bool:
     return all(tensor in checkpoint.tensors and tensor not in checkpoint.aliases for tensor in (name, alias))
 
 
-def _check_all_known(config: ModelConfig, checkpoint: Checkpoint, where: str) -> None:
+def _check_all_known(config: ModelConfig, checkpoint: Checkpoint, where: str, unused: tuple[str, ...]) -> None:
     known = {name for spec in tensor_table(config) for name in (spec.name, spec.alias)}
-    unknown = sorted(checkpoint.tensors.keys() - known)
+    unknown = sorted(name for name in checkpoint.tensors.keys() - known if not name.startswith(unused))
     codes = [name for name in unknown if name.endswith(_QUANTIZED)]
     if codes:
         raise ShapeMismatch(f"{checkpoint.path} holds {codes[0]}, so its weights are quantized. {unquantized()}.")

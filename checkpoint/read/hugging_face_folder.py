@@ -26,7 +26,7 @@ from .strangers import looks_like_weights
 # The name of the base model inside the full model, by config.json's model_type, for the architectures that tk runs.
 # Files of the base model alone lack this prefix. Names of other architectures are not changed.
 BASE_PREFIXES: Final[Mapping[str, str]] = MappingProxyType(
-    dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), "model.")
+    dict.fromkeys(("glm4_moe", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), "model.")
     | {"gpt2": "transformer."}
 )
 _BUFFERS: Final = (

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from transformers import (
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -60,6 +62,9 @@ class Entry:
             for parameter in model.parameters():
                 if parameter.ndim == 1:
                     parameter.add_(0.2 * torch.randn_like(parameter))
+            for name, buffer in model.named_buffers():
+                if name.endswith("e_score_correction_bias"):
+                    buffer.add_(0.1 * torch.randn_like(buffer))
         model.save_pretrained(folder)
         return model
 
@@ -99,6 +104,20 @@ ENTRIES: dict[str, Entry] = {
         _GROUPED
         | {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "mlp_only_layers": [1]}
         | {"norm_topk_prob": True, "head_dim": 24, "tie_word_embeddings": True, "rope_parameters": _YARN},
+    ),
+    "glm4_moe": Entry(
+        Glm4MoeForCausalLM,
+        Glm4MoeConfig,
+        _GROUPED
+        | {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2}
+        | {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "use_qk_norm": True, "attention_bias": True},
+    ),
+    "glm4_moe ungrouped": Entry(
+        Glm4MoeForCausalLM,
+        Glm4MoeConfig,
+        _GROUPED
+        | {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 2}
+        | {"norm_topk_prob": False},
     ),
     "gpt2": Entry(GPT2LMHeadModel, GPT2Config, {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}),
     "gpt2 untied": Entry(GPT2LMHeadModel, GPT2Config, {"n_inner": 96, "tie_word_embeddings": False}),

@@ -56,7 +56,10 @@ VALUES: Final[Mapping[str, list[Any]]] = {
     "max_window_layers": [0, 1, 2, 5],
     "mlp_layer_types": [["dense"] * 3],
     "mlp_only_layers": [[], [0], [1], [1, 7]],
+    "n_group": [1, 2, 3, 4],
     "norm_topk_prob": [True, False],
+    "n_routed_experts": [3, 4, 8],
+    "n_shared_experts": [1, 2],
     "num_experts": [3, 4, 6, 8],
     "num_experts_per_tok": [1, 2, 3, 4, 9],
     "num_hidden_layers": [1, 4],
@@ -95,6 +98,7 @@ VALUES: Final[Mapping[str, list[Any]]] = {
     ],
     "rope_theta": [777.0, 777],
     "sliding_window": [1, 5, 64],
+    "topk_group": [1, 2, 3, 4, 5],
     "torch_dtype": ["bfloat16", "float64"],
     "vocab_size": [VOCAB - 1, VOCAB + 1],
 }

@@ -78,7 +78,7 @@ def gradients(decoder: Decoder, mesh: Mesh | None = None) -> Gradients:
     With a mesh, partial gradients are summed over its ranks, as `Decoder` documents.
     """
     found = {}
-    for local in decoder.local_params():
+    for local in (each for each in decoder.local_params() if each.trainable):
         gradient = decoder.get_parameter(local.name).grad
         assert gradient is not None, local.name
         for piece in local.pieces:

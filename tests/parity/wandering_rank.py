@@ -20,10 +20,10 @@ def load() -> Work:
         wanders[0] = self.mesh.tp.size > 1 and current == int(os.environ["TK_TEST_WANDERS_IN"])
         return step(self)
 
-    def wandering(self: Router, probabilities_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        weights_TK, chosen_TK = choose(self, probabilities_TE)
+    def wandering(self: Router, weights_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weights_TK, chosen_TK = choose(self, weights_TE)
         if wanders[0]:
-            chosen_TK = torch.cat([(chosen_TK[:1] + 1) % probabilities_TE.shape[1], chosen_TK[1:]])
+            chosen_TK = torch.cat([(chosen_TK[:1] + 1) % weights_TE.shape[1], chosen_TK[1:]])
         return weights_TK, chosen_TK
 
     Trainer.step = watched  # type: ignore[method-assign]

@@ -14,7 +14,7 @@ def without_frozen(table: Sequence[TensorSpec], patterns: Iterable[str]) -> tupl
     frozen = frozen_tensors(table, patterns)
     if not frozen:
         return tuple(table)
-    return tuple(replace(spec, trainable=(spec.alias or spec.name) not in frozen) for spec in table)
+    return tuple(replace(spec, trainable=spec.trainable and (spec.alias or spec.name) not in frozen) for spec in table)
 
 
 def frozen_tensors(table: Sequence[TensorSpec], patterns: Iterable[str]) -> frozenset[str]:

@@ -17,9 +17,11 @@ import torch
 from torch import nn
 
 from ...core.buckets import Bucket, Shard, buckets, shards
+from ...core.dtypes import by_code
 from ...core.local_params import LocalParam, local_params
 from ...core.tensors import Table
 from ...parallel.mesh import ALONE, Group, Mesh
+from ...parallel.torch_dtypes import torch_dtype
 from .absent import Presence
 from .gradient_sum import SLOT, GradientSum, ResidentSum, StoredSum
 from .own_parameters import SLOT as OWN_SLOT
@@ -227,7 +229,8 @@ class FlatBuffers:
         """Gives memory and values to frozen parameters that are still on the meta device."""
         for local in self.frozen:
             if self.frozen_tensor(local).is_meta:
-                parameter = self._adopt(local, torch.zeros(local.shape, dtype=self.dtype, device=self.device))
+                dtype = torch_dtype(by_code(local.pieces[0].tensor.dtype))
+                parameter = self._adopt(local, torch.zeros(local.shape, dtype=dtype, device=self.device))
                 parameter.requires_grad_(False)
                 with torch.no_grad():
                     fill(local, parameter.data)

@@ -81,7 +81,7 @@ class KeyEqualizer:
     def _sizes(self, site: Site) -> Array:
         """Returns the expected squares of queries, then keys, of a layer: fp64 [heads + kv heads, head_dim]."""
         norm, product, append = site
-        num_heads, dim = self._program.num_heads, self._program.head_dim
+        num_heads = self._program.num_heads
         sizes: Array = self._squares[product.matrix.name] * self._squares[norm.weight].mean()
         if product.matrix.bias:
             sizes = sizes + self._squares[product.matrix.bias][: sizes.size].reshape(sizes.shape)
@@ -91,7 +91,9 @@ class KeyEqualizer:
             sizes = sizes / np.maximum(sizes.mean(axis=-1, keepdims=True), np.finfo(np.float64).tiny) * of_head
         if self._program.rope is None:
             return sizes
-        return np.tile(sizes[:, : dim // 2] + sizes[:, dim // 2 :], 2)
+        rotated = self._program.rope.rotated(self._program.head_dim)
+        turned, kept = sizes[:, :rotated], sizes[:, rotated:]
+        return np.concatenate([np.tile(turned[:, : rotated // 2] + turned[:, rotated // 2 :], 2), kept], axis=1)
 
 
 def _sites(program: Program) -> Iterator[Site]:

@@ -61,11 +61,17 @@ class Program:
     group_slices: int = 1
 
     @property
+    def wide(self) -> frozenset[str]:
+        """The parameters that are fp32 in a model of any dtype."""
+        return frozenset(each.bias for each in self.operations if isinstance(each, Route) and each.bias)
+
+    @property
     def row_widths(self) -> dict[str, int]:
         """The columns of each buffer of rows but logits (see operations.py), with the scores of experts for routing."""
         heads = self.num_heads * self.head_dim
         products = [each for each in self.operations if isinstance(each, Multiply) and each.target == "inner"]
-        routes = (each.matrix.out_features for each in self.operations if isinstance(each, Route))
+        # Experts are chosen by other numbers than their weights if these have a bias or groups.
+        routes = (2 * each.matrix.out_features for each in self.operations if isinstance(each, Route))
         return {
             "hidden": self.hidden_size,
             "normed": self.hidden_size,
@@ -80,9 +86,10 @@ class Program:
 
 
 def frequencies(rope: Rope, head_dim: int) -> Array:
-    """Returns the radians per position of each pair (d, d + head_dim / 2) of a head: fp64 [head_dim / 2]."""
-    pairs_P = np.arange(head_dim // 2, dtype=np.float64)
-    periods_P: Array = np.array([rope.theta ** (2 * pair / head_dim) for pair in pairs_P.tolist()])
+    """Returns the radians per position of each pair (d, d + R / 2) of the R rotated dims of a head: fp64 [R / 2]."""
+    rotated = rope.rotated(head_dim)
+    pairs_P = np.arange(rotated // 2, dtype=np.float64)
+    periods_P: Array = np.array([rope.theta ** (2 * pair / rotated) for pair in pairs_P.tolist()])
     return 1.0 / periods_P if rope.scaling is None else rope.scaling.frequencies(periods_P, pairs_P, rope.theta)
 
 
@@ -181,7 +188,16 @@ class _Rank:
     def _experts(self, prefix: str, block: ExpertsSpec) -> Iterator[Operation]:
         router, gate_up, down = f"{prefix}.gate.weight", f"{prefix}.experts.gate_up_proj", f"{prefix}.experts.down_proj"
         rows, columns = self.params[router].shape
-        yield Route(WeightMatrix(router, columns, rows), block.top_k, block.normalize)
+        yield Route(
+            WeightMatrix(router, columns, rows),
+            block.top_k,
+            block.normalize,
+            block.scoring,
+            self._known(f"{prefix}.gate.e_score_correction_bias"),
+            block.num_groups,
+            block.top_groups,
+            block.scale,
+        )
         inner = self.params[down].shape[1]
         yield RunExperts(gate_up, down, block.num_experts, inner, self.num_slices)
         yield Reduce()

@@ -136,17 +136,27 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Scores the experts for every row of normed (softmax) and chooses the `top_k` best, the lowest of equals first.
+    """Weighs the experts for every row of normed and chooses the `top_k` best, the lowest of equals first.
 
     Attributes:
         matrix: the router, [number of experts, D], whole on every rank.
         top_k: the number of experts per token.
         normalize: whether the weights of the chosen experts are scaled to sum to 1.
+        scoring: the function that makes weights of scores; before "sigmoid", products are not rounded.
+        bias: the parameter [number of experts] in fp32 that is added to the weights for the choice alone; "" without.
+        num_groups: the number of equal groups of neighbouring experts.
+        top_groups: the number of groups, best by the sum of their two best experts, among which experts are chosen.
+        scale: the factor of the weights.
     """
 
     matrix: WeightMatrix
     top_k: int
     normalize: bool
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    bias: str = ""
+    num_groups: int = 1
+    top_groups: int = 1
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

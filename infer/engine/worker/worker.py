@@ -47,7 +47,7 @@ def load(job: Job) -> Backend:
         )
     spec = decoder_spec(stored_config(checkpoint))
     program = lower(spec, job.tp, job.rank, serving_slices(spec, job.tp, job.dtype))
-    wide = groupings(program, job.weight_dtype)
+    wide = {*groupings(program, job.weight_dtype), *program.wide}
     return prepare(job, program, partial(load_params, program, spec.table, checkpoint, by_name(job.dtype), wide=wide))
 
 

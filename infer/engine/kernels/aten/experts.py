@@ -42,13 +42,40 @@ def sigmoid(x: torch.Tensor) -> torch.Tensor:
     return torch.stack((x, torch.zeros_like(x)), dim=-1).softmax(dim=-1)[..., 0]
 
 
-def choose_experts(scores_TE: torch.Tensor, route: Route) -> Routing:
-    """Chooses the `top_k` best experts of every token, the lowest of equals first."""
-    ordered_TE, experts_TE = scores_TE.float().softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
-    weights_TK, chosen_TK = ordered_TE[:, : route.top_k], experts_TE[:, : route.top_k]
+def choose_experts(scores_TE: torch.Tensor, route: Route, bias_E: torch.Tensor | None = None) -> Routing:
+    """Chooses the `top_k` best experts of every token, the lowest of equals first.
+
+    Args:
+        scores_TE: the scores of all experts.
+        route: the rule of the choice.
+        bias_E: what is added to weights for the choice; None without.
+    """
+    scores_TE = scores_TE.float()
+    weights_TE = scores_TE.softmax(dim=-1) if route.scoring == "softmax" else sigmoid(scores_TE)
+    chosen_TK = _best(_candidates(weights_TE, route, bias_E), route.top_k)
+    weights_TK = weights_TE.gather(-1, chosen_TK)
     if route.normalize:
-        weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
-    return Routing(weights_TK, chosen_TK)
+        least = 0.0 if route.scoring == "softmax" else 1e-20  # as transformers has it: all weights may be 0
+        weights_TK = weights_TK / (weights_TK.sum(dim=-1, keepdim=True) + least)
+    return Routing(weights_TK * route.scale, chosen_TK)
+
+
+def _candidates(weights_TE: torch.Tensor, route: Route, bias_E: torch.Tensor | None) -> torch.Tensor:
+    """Returns the numbers by which experts are chosen, [T, E]; -inf outside of a token's groups."""
+    numbers_TE = weights_TE if bias_E is None else weights_TE + bias_E
+    if route.num_groups == 1:
+        return numbers_TE
+    grouped_TGE = numbers_TE.unflatten(-1, (route.num_groups, -1))
+    groups = _best(grouped_TGE.topk(2, dim=-1).values.sum(dim=-1), route.top_groups)
+    outside_TG = torch.ones(grouped_TGE.shape[:-1], dtype=torch.bool, device=weights_TE.device)
+    outside_TG.scatter_(-1, groups, False)
+    inside_TGE: torch.Tensor = grouped_TGE.masked_fill(outside_TG.unsqueeze(-1), float("-inf"))
+    return inside_TGE.flatten(-2)
+
+
+def _best(numbers_TN: torch.Tensor, count: int) -> torch.Tensor:
+    """Returns the places of the largest numbers of each row, [T, count], the lowest of equals first."""
+    return numbers_TN.sort(dim=-1, descending=True, stable=True).indices[:, :count]
 
 
 def run_experts(

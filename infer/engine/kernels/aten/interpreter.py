@@ -101,7 +101,9 @@ class Interpreter:
                 activation = swiglu if operation.kind == "swiglu" else gelu_new
                 buffers["gated"] = activation(buffers["inner"])
             case Route():
-                state.routing = choose_experts(self._products[operation.matrix.name](buffers["normed"]), operation)
+                scores_TE = self._products[operation.matrix.name](buffers["normed"])
+                bias_E = self._weights[operation.bias] if operation.bias else None
+                state.routing = choose_experts(scores_TE, operation, bias_E)
             case RunExperts():
                 buffers["partial"] = self._run_experts(operation, state)
             case Reduce():

@@ -4,14 +4,14 @@ Letters: N rows of a weight, K columns, G groups of columns; T rows of a product
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 import torch
 
 from .....checkpoint.read.stored_array import StoredArray
 from .....core.casts import Array
-from .....core.dtypes import DType
+from .....core.dtypes import FP32, DType
 from .....core.local_params import LocalParam
 from .....parallel.collectives import tree_sum
 from .....parallel.linear import product
@@ -126,9 +126,19 @@ class PreparedProduct:
     @property
     def shapes(self) -> tuple[object, ...]:
         """The sizes on which the order of sums may depend."""
-        return (*(weight.shape for weight in self.slices), self.num_transposed, self.bias is not None)
+        return (*(weight.shape for weight in self.slices), self.dtype, self.num_transposed, self.bias is not None)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the product."""
+        return self.slices[0].dtype
+
+    def widened(self) -> "PreparedProduct":
+        """Returns the product in fp32, which is not rounded to the dtype of its input."""
+        return replace(self, slices=tuple(weight.float() for weight in self.slices))
 
     def __call__(self, x_ND: torch.Tensor) -> torch.Tensor:
+        x_ND = x_ND.to(self.dtype)
         if len(self.slices) == 1:
             return product(x_ND, self.slices[0], self.num_transposed, self.bias)
         inputs = x_ND.chunk(len(self.slices), dim=-1)
@@ -161,6 +171,7 @@ class PreparedWeights:
         self._params: dict[str, torch.Tensor] = {}
         self._coded: dict[str, CodedWeight] = {}
         self._groupings = groupings(program, weight_dtype)
+        self._wide = program.wide
         matrices = (each.matrix for each in program.operations if isinstance(each, Multiply))
         self._num_transposed = {matrix.name: matrix.num_transposed for matrix in matrices}
 
@@ -171,8 +182,8 @@ class PreparedWeights:
             rows = untransposed(values, self._num_transposed.get(param.name, 0))
             self._coded[param.name] = CodedWeight.of(rows, grouping, self.dtype, self.device)
             return
-        memory = torch.empty(param.shape, dtype=self.dtype, device=self.device)
-        self._params[param.name] = memory.copy_(StoredArray(values, self._format).torch())
+        stored = StoredArray(values, FP32 if param.name in self._wide else self._format).torch()
+        self._params[param.name] = torch.empty(param.shape, dtype=stored.dtype, device=self.device).copy_(stored)
 
     def keep_key_factors(self, factors: Mapping[int, Array]) -> None:
         """Keeps factors, fp32 [kv heads, E] for each layer (see `KeyEqualizer.factors`)."""
@@ -199,7 +210,9 @@ class PreparedWeights:
         for operation in program.operations:
             if isinstance(operation, Multiply | Route | Head):
                 slices = operation.num_slices if isinstance(operation, Multiply) else 1
-                found[operation.matrix.name] = self._product(operation.matrix, slices)
+                made = self._product(operation.matrix, slices)
+                is_wide = isinstance(operation, Route) and operation.scoring == "sigmoid"
+                found[operation.matrix.name] = made.widened() if is_wide and isinstance(made, PreparedProduct) else made
         return found
 
     def _product(self, matrix: WeightMatrix, num_slices: int) -> AnyProduct:

@@ -64,6 +64,7 @@ class NativeRunner(Backend):
             heads=program.num_heads,
             kv_heads=program.num_kv_heads,
             head_dim=program.head_dim,
+            rotated=program.rope.rotated(program.head_dim) if program.rope else 0,
             weight_format=format_of(weights.dtype),
             attention_scaling=1.0 if program.rope is None else program.rope.attention_scaling,
             hidden_size=program.hidden_size,

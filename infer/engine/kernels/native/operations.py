@@ -62,11 +62,8 @@ def _plain(operation: Operation, program: Program, weights: PackedWeights) -> li
         case Gate(kind, columns):
             shape = PackedMatrix(inputs=columns)
             return [PreparedOperation(kind=OperationKind.GATE, variant=int(kind == "gelu_new"), matrix=shape)]
-        case Route(matrix, top_k, normalize):
-            choice = {"top_k": top_k, "normalize": int(normalize), "experts": matrix.out_features}
-            product = _matrix(weights, matrix.name, "")
-            buffers = {"source": Buffer.NORMED, "target": Buffer.SCORES}
-            return [PreparedOperation(kind=OperationKind.ROUTE, matrix=product, **choice, **buffers)]
+        case Route():
+            return [_route(operation, weights)]
         case RunExperts(gate_up, down, num_experts):
             matrices = {"matrix": weights.matrices[gate_up], "second": weights.matrices[down]}
             top_k = next(each.top_k for each in program.operations if isinstance(each, Route))
@@ -91,6 +88,23 @@ def _embed(operation: Embed, program: Program, weights: PackedWeights) -> list[P
     else:
         embed.table = weights.tables[operation.table].ctypes.data
     return [embed] if program.tp == 1 else [embed, PreparedOperation(kind=OperationKind.REDUCE)]
+
+
+def _route(operation: Route, weights: PackedWeights) -> PreparedOperation:
+    return PreparedOperation(
+        kind=OperationKind.ROUTE,
+        source=Buffer.NORMED,
+        target=Buffer.SCORES,
+        matrix=_matrix(weights, operation.matrix.name, ""),
+        offset=_vector(weights, operation.bias),
+        variant=int(operation.scoring == "sigmoid"),
+        top_k=operation.top_k,
+        normalize=int(operation.normalize),
+        experts=operation.matrix.out_features,
+        groups=operation.num_groups,
+        top_groups=operation.top_groups,
+        scale=operation.scale,
+    )
 
 
 def _norm(operation: Norm, weights: PackedWeights, wanted: bool) -> PreparedOperation:

@@ -96,7 +96,7 @@ class PackedWeights:
     def take(self, param: LocalParam, values: Array) -> None:
         """Packs or keeps a parameter."""
         if len(param.shape) == 1 or param.name in self._gates:
-            wide = cast(values, self.dtype, FP32, param.name)
+            wide = values if param.name in self.program.wide else cast(values, self.dtype, FP32, param.name)
             memory = aligned(4 * ceil_div(wide.size, PANEL) * PANEL).view(np.float32)
             memory[: wide.size] = wide.reshape(-1)
             self.vectors[param.name] = memory

@@ -10,10 +10,11 @@ from .....core.process import freed_memory_returned
 from ...job import Job
 from ...kv_formats import CacheShape, kv_format
 from ...program.lower import Program
+from ...program.operations import Route
 from ...program.weights import LoadParams
 from ..loading import load_weights
 from .binding.library import BF16_SETS, Kernels, instruction_sets, load_kernels
-from .binding.structures import MAX_RANKS, PANEL
+from .binding.structures import MAX_GROUPS, MAX_RANKS, PANEL
 from .link import FileGather
 from .model_runner import NativeRunner
 from .packing import PackedWeights
@@ -34,6 +35,9 @@ def why_not(job: Job, program: Program) -> str:
             return f"{name} = {value} is not a multiple of {unit}"
     if kv_format(job.kv_dtype).is_rotated and program.head_dim > MAX_INT8_HEAD:
         return f"head_dim = {program.head_dim} is more than {MAX_INT8_HEAD} with {job.kv_dtype} keys and values"
+    groups = max((each.num_groups for each in program.operations if isinstance(each, Route)), default=1)
+    if groups > MAX_GROUPS:
+        return f"n_group = {groups} is more than {MAX_GROUPS}"
     if program.tp > MAX_RANKS:
         return f"tp = {program.tp} is more than {MAX_RANKS}"
     return "" if instruction_sets() else "this machine has no library of kernels"

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from tk.core.casts import Array
@@ -88,3 +90,21 @@ def test_int4_loses_less_than_without(tmp_path: Path, backend: str, monkeypatch:
         errors.append(np.linalg.norm(found(tmp_path, backend, "int4") - exact))
     without, with_factors = errors
     assert with_factors < 0.7 * without
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_bias_that_chooses_experts_is_fp32_in_a_model_of_bf16(tmp_path: Path, backend: str) -> None:
+    """Biases decide alone, and are nearer to each other than numbers of bf16 are at 4096."""
+    ENTRIES["glm4_moe ungrouped"].make(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    bias = 4096 + 1.5 * torch.arange(6)
+    logits_of = {}
+    for kind, value in (("exact", bias), ("rounded", bias.bfloat16().float())):
+        changed = {name: value for name in tensors if name.endswith("e_score_correction_bias")}
+        save_file(tensors | changed, file, {"format": "pt"})
+        for dtype in ("fp32", "bf16"):
+            logits_of[kind, dtype] = found(tmp_path, backend, dtype, dtype)
+    scale = np.linalg.norm(logits_of["exact", "fp32"])
+    assert np.linalg.norm(logits_of["exact", "bf16"] - logits_of["exact", "fp32"]) < 0.05 * scale
+    assert np.linalg.norm(logits_of["rounded", "bf16"] - logits_of["exact", "bf16"]) > 0.2 * scale, "it must be seen"

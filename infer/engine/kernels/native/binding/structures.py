@@ -15,6 +15,7 @@ KEY_SPLIT: Final = 1024
 SHARED_ITEMS: Final = 8
 GROUP: Final = 32
 EXPERT_TOKENS: Final = 64
+MAX_GROUPS: Final = 64
 
 
 # How values are stored, `enum format`; the kinds of operations, `enum kind`; the buffers of rows, `enum buffer`.
@@ -55,7 +56,10 @@ class PreparedOperation(Structure):
         ("top_k", c_int32),
         ("normalize", c_int32),
         ("experts", c_int32),
+        ("groups", c_int32),
+        ("top_groups", c_int32),
         ("eps", c_float),
+        ("scale", c_float),
         ("rows", c_int64),
         ("weight", c_void_p),
         ("offset", c_void_p),
@@ -145,6 +149,7 @@ class NativeModel(Structure):
         ("heads", c_int32),
         ("kv_heads", c_int32),
         ("head_dim", c_int32),
+        ("rotated", c_int32),
         ("block_size", c_int32),
         ("key_format", c_int32),
         ("value_format", c_int32),

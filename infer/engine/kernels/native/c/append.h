@@ -79,11 +79,11 @@ static void hadamard(const struct model *m, float *x) {
     for (int64_t i = 0; i < n; i++) x[i] *= scale;
 }
 
-// Norms a head if it has a norm, and rotates its pairs (d, d + half).
+// Norms a head if it has a norm, and rotates its pairs (d, d + half); dims behind them stay.
 static void rotate_head(const struct model *m, int64_t t, const float *x, float *y, const float *weight, float eps) {
-    int64_t n = m->head_dim, half = n / 2;
+    int64_t n = m->head_dim, half = m->rotated / 2;
     if (weight) norm_row(x, y, n, weight, NULL, 0, eps), x = y;
-    if (!m->frequencies && x != y) memcpy(y, x, (size_t)n * sizeof *y);
+    if (x != y && (!m->frequencies || 2 * half < n)) memcpy(y, x, (size_t)n * sizeof *y);
     const float *cosine = m->cosines + t * half, *sine = m->sines + t * half;
     for (int64_t i = 0; m->frequencies && i < half; i++) {
         float a = x[i], b = x[i + half];

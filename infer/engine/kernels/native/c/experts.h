@@ -8,34 +8,75 @@
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Writes the softmax over experts of each row of SCORES, and chooses the best: the lowest of equals first.
+#define EXCLUDED -3e38f  // what an expert is chosen by that is chosen already, or in no group of the token
+
+// Turns the scores of a row into weights; returns the number by which they are divided when they are taken.
+static float weigh_experts(const struct operation *op, float *scores) {
+    float largest = op->variant ? 0.0f : scores[0], total = 0.0f;
+    for (int64_t e = 1; !op->variant && e < op->experts; e++) largest = scores[e] > largest ? scores[e] : largest;
+    for (int64_t e = 0; e < op->experts; e++) {
+        float exponent[VW] = {op->variant ? -scores[e] : scores[e] - largest}, weight[VW];
+        v_store(weight, v_exp(v_load(exponent)));
+        total += scores[e] = op->variant ? 1.0f / (1.0f + weight[0]) : weight[0];
+    }
+    return op->variant ? 1.0f : total;
+}
+
+// The sum of the two largest numbers of a group.
+INLINE float best_two(const float *numbers, int64_t size) {
+    float first = EXCLUDED, second = EXCLUDED;
+    for (int64_t i = 0; i < size; i++) {
+        if (numbers[i] > first) second = first, first = numbers[i];
+        else if (numbers[i] > second) second = numbers[i];
+    }
+    return first + second;
+}
+
+// The place of the largest number that is not excluded, the first of equals; -1 without one, or if all are NaN.
+INLINE int32_t largest_of(const float *numbers, int64_t count) {
+    int32_t best = -1;
+    for (int32_t i = 0; i < count; i++)
+        if (numbers[i] > EXCLUDED && (best < 0 || numbers[i] > numbers[best])) best = i;
+    return best;
+}
+
+// Excludes all groups but the best.
+static void exclude_groups(const struct operation *op, float *numbers) {
+    int64_t size = op->experts / op->groups;
+    float sums[MAX_GROUPS];
+    for (int64_t g = 0; g < op->groups; g++) sums[g] = best_two(numbers + g * size, size);
+    for (int64_t i = 0; i < op->top_groups; i++) {
+        int32_t best = largest_of(sums, op->groups);
+        if (best >= 0) sums[best] = EXCLUDED;
+    }
+    for (int64_t e = 0; e < op->experts; e++)
+        if (sums[e / size] > EXCLUDED) numbers[e] = EXCLUDED;
+}
+
+// Weighs the experts of each row of SCORES, and chooses the best: the lowest of equals first.
 static void route(const struct model *m, const struct operation *op, int32_t thread) {
     struct share mine = share_of(m, m->step.tokens, thread);
     int64_t k = op->top_k;
     for (int64_t t = mine.first; t < mine.last; t++) {
-        float *scores = row(m, SCORES, t), largest = scores[0], total = 0.0f, kept = 0.0f;
-        for (int64_t e = 1; e < op->experts; e++) largest = scores[e] > largest ? scores[e] : largest;
-        for (int64_t e = 0; e < op->experts; e++) {
-            float exponent[VW] = {scores[e] - largest}, weight[VW];
-            v_store(weight, v_exp(v_load(exponent)));
-            total += scores[e] = weight[0];
-        }
+        float *scores = row(m, SCORES, t), *numbers = scores + op->experts, kept = 0.0f;
+        float total = weigh_experts(op, scores);
+        for (int64_t e = 0; e < op->experts; e++) numbers[e] = scores[e] + (op->offset ? op->offset[e] : 0.0f);
+        if (op->groups > 1) exclude_groups(op, numbers);
         int32_t *chosen = m->chosen + t * k;
         float *weights = m->chosen_weights + t * k;
         for (int64_t i = 0; i < k; i++) {
-            int32_t best = -1;
-            for (int32_t e = 0; e < op->experts; e++)
-                if (scores[e] >= 0.0f && (best < 0 || scores[e] > scores[best])) best = e;
+            int32_t best = largest_of(numbers, op->experts);
             if (best < 0) best = 0;  // all are NaN: so is the weight, and the logits will say it
             float weight = scores[best] / total;
-            scores[best] = -1.0f;
+            numbers[best] = EXCLUDED;
             kept += weight;
             int64_t at = i;  // ascending by expert
             for (; at > 0 && chosen[at - 1] > best; at--) chosen[at] = chosen[at - 1], weights[at] = weights[at - 1];
             chosen[at] = best;
             weights[at] = weight;
         }
-        for (int64_t i = 0; op->normalize && i < k; i++) weights[i] /= kept;
+        if (op->variant) kept += 1e-20f;  // as transformers has it: all weights may be 0
+        for (int64_t i = 0; i < k; i++) weights[i] = (op->normalize ? weights[i] / kept : weights[i]) * op->scale;
     }
 }
 

@@ -19,6 +19,7 @@
 #define SHARED_ITEMS 8     // an item of attention with more than this part of a thread's work is shared split by split
 #define GROUP 32           // dims of a key or value in int4 that have a scale of their own
 #define EXPERT_TOKENS 64   // tokens that pass the experts together
+#define MAX_GROUPS 64      // of experts
 
 // From FP8 to INT4: of keys and values only, see pages.h and nibbles.h. CODES: of quantized weights, see quantized.h.
 enum format { FP32, BF16, FP16, FP8, INT8, INT4, CODES8 = 16, CODES4 };
@@ -44,13 +45,16 @@ struct operation {
     int32_t kind;
     int32_t source, target;  // buffers of MULTIPLY; EXPERTS has a target
     int32_t layer, window;   // window 0: all keys before a query
-    int32_t variant;         // NORM: 0 rms, 1 layer; GATE: 0 swiglu, 1 gelu_new; EMBED: 1 = from the packed head
+    int32_t variant;         // NORM: 0 rms, 1 layer; GATE: 0 swiglu, 1 gelu_new; EMBED: 1 = from the packed head;
+                             // ROUTE: 0 softmax, 1 sigmoid
     int32_t wanted;          // NORM: 1 = only the rows whose logits are wanted
     int32_t add;             // MULTIPLY, EXPERTS, REDUCE: 1 = add to the target
     int32_t top_k, normalize, experts;
-    float eps;
+    int32_t groups, top_groups;  // ROUTE
+    float eps, scale;            // scale: ROUTE, of the weights
     int64_t rows;                   // EMBED: rows of the table on a rank
-    const float *weight, *offset;   // NORM; APPEND: the norms of query and key heads; REDUCE: gate and bias; or NULL
+    const float *weight, *offset;   // NORM; APPEND: the norms of query and key heads; REDUCE: gate and bias;
+                                    // ROUTE: an offset of weights for the choice; or NULL
     const void *table, *positions;  // EMBED: row-major
     const float *factors;           // APPEND: [kv_heads][head_dim], of queries; keys are divided by them; NULL without
     struct matrix matrix, second;
@@ -114,7 +118,7 @@ struct model {
     const struct operation *operations;
     int64_t num_operations;
     int32_t tp, rank, threads, num_layers;
-    int32_t heads, kv_heads, head_dim, block_size;
+    int32_t heads, kv_heads, head_dim, rotated, block_size;  // rotated: dims of a head, the first ones
     int32_t key_format, value_format, weight_format;
     int32_t hadamard;  // keys, values and queries are rotated in blocks of so many dims; 1: they are not
     float attention_scaling;  // the factor of cosines and sines

@@ -91,7 +91,7 @@ INLINE const float *normed(const struct model *m, const struct operation *produc
 // The cosines and sines of the step's positions: the angle is rounded to fp32 as in training, then exact to 1e-9.
 static void rotations(const struct model *m, int32_t thread) {
     struct share mine = share_of(m, m->frequencies ? m->step.tokens : 0, thread);
-    int64_t half = m->head_dim / 2;
+    int64_t half = m->rotated / 2;
     for (int64_t t = mine.first; t < mine.last; t++)
         for (int64_t i = 0; i < half; i++) {
             double angle = (float)m->step.positions[t] * m->frequencies[i];
