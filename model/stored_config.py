@@ -3,7 +3,8 @@
 import json
 import logging
 from collections.abc import Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from ..checkpoint.convert.tensor_values import equal_tensors
 from ..checkpoint.read.reader import Checkpoint
@@ -14,6 +15,8 @@ from .registry import architectures, tensor_table
 from .rope_keys import lost_theta
 
 _log = logging.getLogger(__name__)
+# The ends of the names of tensors that a model may lack, with the key that says so.
+_TAKEN_OUT_BY: Final = MappingProxyType({"_proj.bias": "qkv_bias", "k_norm.weight": "use_qk_norm"})
 _QUANTIZED = ("_scale", "_scale_inv", "_packed", ".absmax", ".quant_map", ".qweight", ".qzeros", ".scales", ".SCB")
 
 
@@ -69,8 +72,8 @@ def _check_all_known(config: ModelConfig, checkpoint: Checkpoint, where: str, un
         raise ShapeMismatch(f"{checkpoint.path} holds {codes[0]}, so its weights are quantized. {unquantized()}.")
     if unknown:
         architecture = architectures()[config.architecture]
-        is_bias = unknown[0].endswith("_proj.bias") and "qkv_bias" in architecture.options
-        field = "qkv_bias" if is_bias else "num_hidden_layers"
+        fields = (field for end, field in _TAKEN_OUT_BY.items() if unknown[0].endswith(end))
+        field = next((each for each in fields if each in architecture.options), "num_hidden_layers")
         key = architecture.keys.get(field, (field,))[0]
         raise ShapeMismatch(
             f"{where} describes a model without {unknown[0]}, which the checkpoint holds ({len(unknown)} such "

@@ -239,7 +239,7 @@ class Reader:
         own = self.architecture
         fewer_tensors = {
             own.keys.get(field, (field,))[0]
-            for field in ("num_hidden_layers", "qkv_bias")
+            for field in ("num_hidden_layers", "qkv_bias", "use_qk_norm")
             if field == "num_hidden_layers" or field in own.options
         }
         elsewhere = {*NEUTRAL, *ROPE_KEYS, *QUANTIZED, "dtype", "torch_dtype", "layer_types"} - own.defaults.keys()

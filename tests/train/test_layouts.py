@@ -162,6 +162,17 @@ def test_bf16_layouts_equal_one_process_to_1e_3(
     assert torch.equal(weight, master.bfloat16())
 
 
+def test_a_bias_of_the_choice_of_experts_is_trained_beside_and_saved_in_fp32(
+    configure: Configure, tmp_path: Path
+) -> None:
+    shape = ModelConfig.from_json(ENTRIES["glm4_moe"].make_config().to_dict())
+    model = shape.model_dump(mode="json") | {"vocab_size": 0}
+    run_training(configure("one", precision={"params": "bf16"}, model=model, train={"steps": 1, "eval_rows": 2}))
+    checkpoint, prefix = Checkpoint.open(tmp_path / "one"), "model.layers.1.mlp.gate"
+    assert dict(checkpoint.tensors[f"{prefix}.e_score_correction_bias"].slots) == {"weight": "F32"}
+    assert checkpoint.tensors[f"{prefix}.weight"].slots["weight"] == "BF16"
+
+
 MOVES: dict[str, dict[str, Any]] = {
     "one": {},
     "tp2 sp": {"tp": 2, "sequence_parallel": True},

@@ -36,7 +36,7 @@ def frozen_tensors(table: Sequence[TensorSpec], patterns: Iterable[str]) -> froz
             raise ConfigError(f"[train] freeze: {pattern!r} matches no parameter; the nearest is {near[0]!r}.")
         found |= matched
     _check_whole(table, found)
-    if found and all((spec.alias or spec.name) in found for spec in table):
+    if found and all((spec.alias or spec.name) in found for spec in table if spec.trainable):
         raise ConfigError("[train] freeze leaves no parameter to train: freeze fewer.")
     return frozenset(found)
 
