@@ -205,7 +205,7 @@ def test_a_tensor_that_no_architecture_knows_is_not_lost_silently(tmp_path: Path
     ("change", "message"),
     [
         ({"model_type": "mamba"}, "model_type 'mamba' is not supported"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type = 'dynamic' is not supported"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "rope_type = 'dynamic' is not supported"),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope_parameters: factor is missing"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported for llama"),
         ({"attention_bias": True}, "attention_bias = True is not supported"),
