@@ -1,13 +1,15 @@
 """Mixtures of experts over ranks against `transformers`' blocks in one process: outputs and every gradient."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from transformers import MixtralConfig, Qwen3MoeConfig
+from transformers import MixtralConfig, Qwen2MoeConfig, Qwen3MoeConfig
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from tk.core.layout import Layout, Stage
@@ -34,11 +36,14 @@ SHARED = {
 }
 CONFIGS = {
     "mixtral": MixtralConfig(intermediate_size=INNER, num_local_experts=EXPERTS, **SHARED),
+    "qwen2_moe": Qwen2MoeConfig(
+        moe_intermediate_size=INNER, num_experts=EXPERTS, shared_expert_intermediate_size=2 * INNER, **SHARED
+    ),
     "qwen3_moe": Qwen3MoeConfig(
         moe_intermediate_size=INNER, num_experts=EXPERTS, norm_topk_prob=False, head_dim=8, **SHARED
     ),
 }
-BLOCKS = {"mixtral": MixtralSparseMoeBlock, "qwen3_moe": Qwen3MoeSparseMoeBlock}
+BLOCKS = {"mixtral": MixtralSparseMoeBlock, "qwen2_moe": Qwen2MoeSparseMoeBlock, "qwen3_moe": Qwen3MoeSparseMoeBlock}
 # How tokens choose: by chance; all of them the experts 4 and 5, so that 6 ranks' worth of experts have no token; or
 # experts that move from one data rank to the next.
 ROUTINGS = ("chance", "hot", "moving")
@@ -88,7 +93,29 @@ def mixture_at(name: str, mesh: Mesh, block: nn.Module, recompute: Recompute, **
         gate_up, down = own_part([block.get_parameter(name) for name in STACKED], mesh)
         mixture.experts.gate_up_proj.copy_(gate_up)
         mixture.experts.down_proj.copy_(down)
+        for mine, whole in shared_weights(mixture, block, mesh):
+            mine.copy_(whole)
     return mixture
+
+
+def shared_weights(
+    mixture: MixtureOfExperts, block: nn.Module, mesh: Mesh, of: Callable[[torch.Tensor], torch.Tensor] = torch.detach
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Returns this rank's weights of the shared expert, each with what belongs there: by default the block's weight."""
+    if mixture.shared_expert is None:
+        return []
+    assert mixture.shared_expert_gate is not None
+    names = ("gate_proj", "up_proj", "down_proj")
+    gate, up, down = (of(block.get_parameter(f"shared_expert.{name}.weight")) for name in names)
+    tp = mesh.tp
+    return [
+        (
+            mixture.shared_expert.gate_up_proj.weight,
+            torch.cat([each.chunk(tp.size)[tp.rank] for each in (gate, up)]),
+        ),
+        (mixture.shared_expert.down_proj.weight, down.chunk(tp.size, dim=1)[tp.rank]),
+        (mixture.shared_expert_gate.weight, of(block.get_parameter("shared_expert_gate.weight"))),
+    ]
 
 
 def own_part(stacked: list[torch.Tensor], mesh: Mesh) -> tuple[torch.Tensor, torch.Tensor]:
@@ -146,6 +173,13 @@ def compare(name: str, mesh: Mesh, routing: str, recompute: Recompute, sequence_
     for group in (mesh.tp, mesh.replicate):
         router = all_reduce(router, group)
     close(router, gradient(block.get_parameter("gate.weight")), f"{label}: router")
+    for mine, wanted in shared_weights(mixture, block, mesh, gradient):
+        total = gradient(mine)
+        # each rank has multiplied its part of the output by the gate, whose gradient is partial
+        groups = (mesh.tp, mesh.replicate) if mine.shape[0] == 1 else (mesh.replicate,)
+        for group in groups:
+            total = all_reduce(total, group)
+        close(total, wanted, f"{label}: shared expert")
     gradients = own_part([gradient(block.get_parameter(name)) for name in STACKED], mesh)
     for parameter, wanted in zip((mixture.experts.gate_up_proj, mixture.experts.down_proj), gradients, strict=True):
         total = all_reduce(gradient(parameter), mesh.expert_replicate)
@@ -179,4 +213,4 @@ def test_four_ranks_compute_the_block_of_transformers(
 
 @pytest.mark.parametrize("axes", [{"ep": 2, "tp": 2}, {"ep": 2, "expert_tp": 2, "tp": 2}], ids=str)
 def test_tokens_that_are_split_already_are_not_dealt_again(rank_pool: RankPool, axes: dict[str, Any]) -> None:
-    rank_pool.run(check, 4, axes=axes, names=["qwen3_moe"], recompute="none", sequence_parallel=True)
+    rank_pool.run(check, 4, axes=axes, names=["qwen2_moe", "qwen3_moe"], recompute="none", sequence_parallel=True)
