@@ -48,6 +48,21 @@ _ALL: Final = (
     ParityAxis("tp", (1, 2, 4), "parallel.tp"),
     ParityAxis("pp", (1, 2, 4), "parallel.pp"),
     ParityAxis("dp", (1, 2, 4), "parallel.dp", foreign=True, checked_with=(("tp", "pp"),)),
+    ParityAxis("cp", (1, 2, 4), "parallel.cp", checked_with=(("tp", "pp", "dp"),)),
+    ParityAxis(
+        "cp_mode",
+        ("gather", "ulysses"),
+        "parallel.cp_mode",
+        checked_with=(("tp", "cp"),),
+        rules=(
+            Rule(
+                ("cp", "cp_mode"),
+                lambda cp, mode: (
+                    "at cp = 1 attention exchanges nothing: both modes are one" if mode == "ulysses" and cp == 1 else ""
+                ),
+            ),
+        ),
+    ),
     ParityAxis(
         "schedule",
         ("1f1b", "gpipe", "interleaved", "zb-h1"),
@@ -61,9 +76,11 @@ _ALL: Final = (
         foreign=True,
         rules=(
             Rule(
-                ("dp", "zero"),
-                lambda dp, zero: (
-                    "at dp = 1 ZeRO stage 1 shards nothing: it equals stage 0" if zero == 1 and dp == 1 else ""
+                ("dp", "cp", "zero"),
+                lambda dp, cp, zero: (
+                    "at dp x cp = 1 ZeRO stage 1 shards nothing: it equals stage 0"
+                    if zero == 1 and dp * cp == 1
+                    else ""
                 ),
             ),
         ),
@@ -73,7 +90,7 @@ _ALL: Final = (
         (0, 1, 2),
         "zero.shard_size",
         foreign=True,
-        checked_with=(("dp", "zero"),),
+        checked_with=(("dp", "cp", "zero"),),
         rules=(
             Rule(
                 ("zero", "shard_size"),
@@ -82,9 +99,11 @@ _ALL: Final = (
                 ),
             ),
             Rule(
-                ("dp", "shard_size"),
-                lambda dp, shard_size: (
-                    "shard_size = dp shards over all of dp: it equals shard_size = 0" if shard_size == dp else ""
+                ("dp", "cp", "shard_size"),
+                lambda dp, cp, shard_size: (
+                    "shard_size = dp x cp shards over all of it: it equals shard_size = 0"
+                    if shard_size == dp * cp
+                    else ""
                 ),
             ),
         ),
@@ -118,7 +137,7 @@ _ALL: Final = (
         "ep",
         (1, 2, 4),
         "parallel.ep",
-        checked_with=(("tp", "dp", "experts"),),
+        checked_with=(("tp", "dp", "cp", "experts"),),
         rules=(Rule(("experts", "ep"), lambda experts, ep: _without_experts(experts, ep > 1)),),
     ),
     ParityAxis(
@@ -126,7 +145,7 @@ _ALL: Final = (
         (0, 1, 2),
         "parallel.expert_tp",
         strength=2,
-        checked_with=(("tp", "dp", "experts", "ep"),),
+        checked_with=(("tp", "dp", "cp", "experts", "ep"),),
         rules=(
             Rule(("experts", "expert_tp"), lambda experts, expert_tp: _without_experts(experts, expert_tp > 0)),
             Rule(

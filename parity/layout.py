@@ -14,7 +14,7 @@ class ParityLayout(Section):
 
     Attributes:
         zero: the ZeRO stage.
-        shard_size: the number of ranks that share one copy of the state; 0 = dp.
+        shard_size: the number of ranks that share one copy of the state; 0 = dp x cp.
         tied: whether embedding and head are one tensor; None = as the model is configured.
         kv_heads: as many kv heads as heads, half as many, or tp / 2; None = as the model is configured.
         mlp_block: the positions that a dense MLP computes at once; 0 = all.
@@ -30,6 +30,8 @@ class ParityLayout(Section):
     tp: int = Field(default=1, ge=1)
     pp: int = Field(default=1, ge=1)
     dp: int = Field(default=1, ge=1)
+    cp: int = Field(default=1, ge=1)
+    cp_mode: Literal["gather", "ulysses"] = "gather"
     ep: int = Field(default=1, ge=1)
     expert_tp: int = Field(default=0, ge=0)
     schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1"] = "1f1b"
@@ -53,7 +55,7 @@ class ParityLayout(Section):
     @property
     def num_ranks(self) -> int:
         """The number of processes of the layout."""
-        return self.tp * self.pp * self.dp
+        return self.tp * self.pp * self.dp * self.cp
 
     @property
     def offload(self) -> dict[str, Tier]:
@@ -63,7 +65,7 @@ class ParityLayout(Section):
     def to_json(self) -> dict[str, Any]:
         """Returns the keys as plain data, without the less common ones at their defaults."""
         data = self.model_dump(exclude_none=True)
-        for key in ("num_virtual_stages", "shard_size", "mlp_block", "foreign", *OFFLOAD_AXES):
+        for key in ("cp", "cp_mode", "num_virtual_stages", "shard_size", "mlp_block", "foreign", *OFFLOAD_AXES):
             if data[key] == type(self).model_fields[key].default:
                 del data[key]
         return data
@@ -71,6 +73,7 @@ class ParityLayout(Section):
     def __str__(self) -> str:
         words = [f"tp{self.tp} pp{self.pp} dp{self.dp} zero{self.zero}"]
         words += ["foreign module"] if self.foreign else [self.schedule]
+        words += [f"cp{self.cp} {self.cp_mode}"] if self.cp > 1 else []
         words += [f"shard_size {self.shard_size}"] if self.shard_size else []
         words += [f"ep{self.ep}"] if self.ep > 1 else []
         words += [f"expert_tp{self.expert_tp}"] if self.expert_tp else []

@@ -100,14 +100,19 @@ def matrix(subject: Subject, num_ranks: int) -> Matrix:
     axes = {name: (None,) if axis.of_model and not subject.varies_model else axis.values for name, axis in AXES.items()}
     if not subject.varies_model:
         return Matrix((LayoutSpace(subject, num_ranks, axes),))
-    foreign = {name: AXES[name].values for name in FOREIGN_AXES}
+    ruling = {name for each in FOREIGN_AXES for rule in AXES[each].rules for name in rule.axes}
+    foreign = {
+        name: axis.values if axis.foreign else axis.values[:1]
+        for name, axis in AXES.items()
+        if axis.foreign or name in ruling
+    }
     return Matrix((LayoutSpace(subject, num_ranks, axes), LayoutSpace(subject, num_ranks, foreign, foreign=True)))
 
 
 def rejection(layout: ParityLayout, subject: Subject, num_ranks: int) -> str:
     """Returns the message of the check that rejects a layout; "" if the layout can run."""
     if layout.num_ranks > num_ranks:
-        return f"tp x pp x dp is more than {num_ranks} ranks"
+        return f"tp x pp x dp x cp is more than {num_ranks} ranks"
     try:
         subject.check(layout)
     except TkError as error:

@@ -19,6 +19,7 @@ from ..model.registry import tensor_table
 from ..train.config.initial_model import resolve
 from ..train.config.sections import OffloadSection, ParallelSection, RecomputeSection, ZeroSection
 from ..train.config.train_config import TrainConfig
+from ..train.context.modes import AttentionHeads, choose_mode
 from ..train.pipeline.schedules import make_schedule
 from .axes import AXES, FOREIGN_AXES
 from .judge import COMPARED_UPDATES
@@ -191,7 +192,9 @@ class Subject:
             for pp in range(plan.pp):
                 local_params(table, plan, pp * plan.stage_size)
             self._fitting.add(key)
-        train = config.train
+        train, model = config.train, config.model
+        heads = AttentionHeads(model.num_attention_heads // plan.tp, model.num_key_value_heads // plan.tp, plan.cp)
+        choose_mode(config.parallel.cp_mode, heads, config.recompute.mode)
         num_micro_batches = ceil_div(train.global_batch_size, plan.dp * train.micro_batch_size)
         make_schedule(layout.schedule, plan.pp, plan.virtual_stages, num_micro_batches)
 

@@ -18,6 +18,7 @@ def chosen(axis: ParityAxis, value: object) -> ParityLayout:
     needs: dict[str, Any] = {"zero": 3, "dp": 4} if axis.key.startswith(("zero", "offload")) else {}
     needs |= {"offload_optimizer": "cpu"} if axis.key.startswith("offload") else {}
     needs |= {"tp": 2} if axis.name == "kv_heads" else {}
+    needs |= {"cp": 2} if axis.name == "cp_mode" else {}
     needs |= {"pp": 2, "num_virtual_stages": 2} if value == "interleaved" else {}
     return ParityLayout.model_validate(needs | {axis.name: value})
 
