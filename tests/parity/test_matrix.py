@@ -49,8 +49,8 @@ def test_every_combination_is_a_layout_or_left_out_for_a_reason(everything: Matr
     # dp x cp > 1, and from it on as many shard sizes as that has divisors, up to 3; at tp = 1 neither sequence
     # parallelism nor fewer kv heads than tp. The rest: 3 kinds of recomputation, tied or not. States on the device, or
     # in 2 other places, then gradients in any of 3, and at stage 3 parameters in any of 3. Activations in any of 2,
-    # whatever the rest is. Dense MLPs are computed whole or in blocks; experts of 2 architectures are spread as the ranks
-    # of a stage allow.
+    # whatever the rest is. Dense MLPs are computed whole or in blocks; experts of 2 architectures are spread as the
+    # ranks of a stage allow.
     most, stage_3 = 1 + 2 * 3, 1 + 2 * 3 * 3
     spread = {1: 2 * most + stage_3, 2: 1 * most + 2 * (2 * most + stage_3), 4: 1 * most + 3 * (2 * most + stage_3)}
     expected = sum(spread.values())  # foreign modules

@@ -40,6 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
     "experts in documents": {"name": "qwen3_moe", **PACKED},
     "experts": {"name": "mixtral"},
     "learned positions": {"name": "gpt2"},
+    "learned positions in documents": {"name": "gpt2", **PACKED},
     "few kv heads": {"model": {"num_attention_heads": 8, "num_key_value_heads": 1}},
     "recomputation": {"recompute": {"mode": "full"}, "offload": {"activations": "cpu"}},
 }
@@ -62,7 +63,7 @@ CHOSEN = [
     ("a window", "gather"),
     ("experts in documents", "dp2 zero3"),
     ("experts", "cp3, which divides neither heads nor rows"),
-    ("learned positions", "zero2"),
+    ("learned positions in documents", "zero2"),
     ("few kv heads", "ulysses cp4"),
     ("recomputation", "ulysses"),
 ]
