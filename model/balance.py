@@ -27,7 +27,7 @@ class RouterBalance:
         weight: the factor of a sequence's loss in the training loss: `router_aux_loss_coef` / (sequences of the
             global batch), times the loss scale if there is one; 0 only measures the loss.
         counted_BL: bool, the tokens that count; None for all. A sequence without such tokens has loss 0.
-        record_routing: whether to compute the checksum that `routing` returns.
+        record_routing: whether to compute the checksum that `routing` returns, and the counts of tokens.
         places_BL: int64, the index of each token in its sequence; None if the sequences are whole.
         cp: the ranks that have the sequences' other tokens.
     """
@@ -47,11 +47,14 @@ class RouterBalance:
         self.cp = cp
         self._losses: dict[int, torch.Tensor] = {}
         self._routing: dict[int, torch.Tensor] = {}
+        self._chosen: dict[int, torch.Tensor] = {}
 
     def on_routing(self, layer: int, chosen_BLK: torch.Tensor) -> None:
         """Records the experts that a layer chose for its tokens, if routing is recorded."""
         if self.record_routing:
             self._routing[layer] = routing_checksum(layer, chosen_BLK, self.counted_BL, self.places_BL)
+            counted_BLK = chosen_BLK if self.counted_BL is None else chosen_BLK[self.counted_BL]
+            self._chosen[layer] = counted_BLK.flatten().bincount()  # by layer, since recomputation chooses again
 
     def attach(
         self, layer: int, y_ND: torch.Tensor, loss: torch.Tensor, num_layers: int, num_ranks: int
@@ -78,6 +81,11 @@ class RouterBalance:
         pipeline stages, data-parallel and context-parallel ranks, times `weight`, is its part of the training loss.
         """
         return sum(self._losses.values())
+
+    def add_counts(self, counts_LE: torch.Tensor) -> None:
+        """Adds the number of counted tokens that each expert got to `counts_LE`, of all layers of the model."""
+        for layer, counts_N in self._chosen.items():
+            counts_LE[layer, : len(counts_N)] += counts_N
 
     def routing(self) -> torch.Tensor | float:
         """Returns a checksum of the recorded routing, an fp64 scalar, which is summed over ranks like `total`."""

@@ -68,6 +68,20 @@ class Router(nn.Module):
             weights_TK = weights_TK / (weights_TK.sum(dim=-1, keepdim=True) + least)
         return weights_TK if rule.scale == 1 else weights_TK * rule.scale, chosen_TK
 
+    def level(self, counts_E: torch.Tensor, rate: float) -> None:
+        """Makes the bias of experts with fewer tokens than the mean larger by `rate`, that of those with more smaller.
+
+        DeepSeek-V3, arXiv 2412.19437, section 2.1.2. Counts are whole numbers, so all ranks compute the same bits.
+
+        Args:
+            counts_E: fp64, how many tokens of the step's global batch each expert got.
+            rate: the bias's change.
+        """
+        if self.e_score_correction_bias is not None:
+            below_E = counts_E.sum() - counts_E * len(counts_E)
+            with torch.no_grad():
+                self.e_score_correction_bias.add_(below_E.sign().float(), alpha=rate)
+
     def _candidates(self, weights_TE: torch.Tensor) -> torch.Tensor:
         """Returns the numbers by which experts are chosen, [T, E]; -inf outside of a token's groups."""
         if self.e_score_correction_bias is not None:

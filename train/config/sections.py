@@ -102,6 +102,7 @@ class TrainSection(Section):
             the step out.
         max_skipped_steps: the number of steps in a row that may be left out; one more ends the run.
         freeze: patterns of parameters that are not trained (see train/config/freezing.py).
+        router_bias_update_rate: the change per step of the biases by which routers choose experts; 0 leaves them.
         stop_timeout: seconds in which ranks must finish their step and save after they are asked to stop.
         compile: whether layers are compiled with torch.compile at the first step.
         deterministic: whether GPUs use only algorithms that give the same bits every time; CPUs always do.
@@ -119,6 +120,7 @@ class TrainSection(Section):
     on_nonfinite: Literal["stop", "skip"] = "stop"
     max_skipped_steps: int = Field(default=10, ge=1)
     freeze: tuple[str, ...] = ()
+    router_bias_update_rate: float = Field(default=0.0, ge=0)
     stop_timeout: float = Field(default=120.0, gt=0, le=86400)
     compile: bool = False
     deterministic: bool = False

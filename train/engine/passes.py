@@ -8,6 +8,9 @@ import torch
 
 from ...data.batches import MicroBatch
 from ...model.decoder import Decoder
+from ...model.experts.mixture import MixtureOfExperts
+from ...model.spec import ExpertsSpec
+from ...parallel.collectives import all_reduce
 from ...parallel.mesh import Mesh
 from ...parallel.weight_grads import WeightGradQueue
 from ..config.train_config import TrainConfig
@@ -52,6 +55,7 @@ class Passes:
         ]
         for stage in self.stages:
             stage.loss_waits = config.parallel.schedule == "gpipe"
+            stage.record_routing = config.train.router_bias_update_rate > 0
         self._executors: dict[tuple[str, int], PipelineExecutor] = {}
 
     @property
@@ -81,6 +85,23 @@ class Passes:
     def balance_loss(self) -> torch.Tensor | float:
         """Returns the routers' loss of the newest step, summed over the sequences and layers of this rank's stages."""
         return sum(balance.total() for stage in self.stages for balance in stage.balances)
+
+    def level_experts(self) -> None:
+        """Updates the biases of routers by the tokens of the newest step, counted over all ranks; every rank calls it.
+
+        Ranks that compute the same positions choose the same experts: one of them counts.
+        """
+        rate, layers = self.config.train.router_bias_update_rate, self.stages[0].decoder.spec.layers
+        blocks = [layer.feed_forward for layer in layers]
+        most = max(block.num_experts for block in blocks if isinstance(block, ExpertsSpec))
+        counts_LE = torch.zeros(len(layers), most, dtype=torch.float64, device=self.engine.device)
+        for balance in (each for stage in self.stages for each in stage.balances if self.mesh.tp.rank == 0):
+            balance.add_counts(counts_LE)
+        all_reduce(counts_LE, self.mesh.world)
+        for stage in self.stages:
+            for module in stage.decoder.modules():
+                if isinstance(module, MixtureOfExperts):
+                    module.gate.level(counts_LE[module.layer], rate)
 
     def routing(self) -> torch.Tensor | float:
         """Returns a checksum of the experts of the newest step's tokens; a sum, as `balance_loss`.

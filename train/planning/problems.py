@@ -32,7 +32,17 @@ def problems(config: TrainConfig, table: Table, num_ranks: int | None) -> list[s
         layout = config.layout(num_ranks)
     except ParallelError as error:
         found, layout = [str(error)], Layout(tp=config.parallel.tp)
-    return list(dict.fromkeys([*found, *_tensors(layout, table), *_experts(layout, table), *_pipeline(config, table)]))
+    return list(
+        dict.fromkeys(
+            [
+                *found,
+                *_tensors(layout, table),
+                *_experts(layout, table),
+                *_pipeline(config, table),
+                *_biases(config, table),
+            ]
+        )
+    )
 
 
 def size_problems(config: TrainConfig, keys: ModelKeys, num_ranks: int | None) -> list[str]:
@@ -111,6 +121,15 @@ def _experts(layout: Layout, table: Table) -> Iterator[str]:
         experts_of(table, layout, 0)
     except ParallelError as error:
         yield str(error)
+
+
+def _biases(config: TrainConfig, table: Table) -> Iterator[str]:
+    rate = config.train.router_bias_update_rate
+    if rate and not any(spec.name.endswith("e_score_correction_bias") for spec in table):
+        yield (
+            f"[train] router_bias_update_rate = {rate:g} updates biases of routers, which this model does not have. "
+            "Remove it, or use an architecture with them (glm4_moe)."
+        )
 
 
 def _pipeline(config: TrainConfig, table: Table) -> Iterator[str]:

@@ -229,6 +229,8 @@ class Trainer:
         )
         balance_loss, stop = sums.others
         updated = self.optimizer_step.update(step + 1, sums, local_loss, lr)
+        if updated and options.train.router_bias_update_rate:
+            self.pipeline.level_experts()
         self.state = self.state.advance(num_tokens, options.train.global_batch_size)
         return StepResult(sums.loss, sums.grad_norm, lr, num_tokens, stop > 0, balance_loss, scale, updated)
 

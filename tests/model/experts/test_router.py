@@ -101,3 +101,13 @@ def test_a_model_in_bf16_keeps_a_bias_that_bf16_would_round(tmp_path: Path) -> N
     assert isinstance(router, Router)
     _, chosen = router.choose(torch.full((1, 8), 0.5))
     assert sorted(chosen[0].tolist()) == [5, 6, 7], "bf16 makes all experts alike"
+
+
+def test_the_bias_moves_by_the_rate_towards_experts_below_the_mean() -> None:
+    mine, _ = routers(torch.float32, 0)
+    assert mine.e_score_correction_bias is not None
+    before = mine.e_score_correction_bias.detach().clone()
+    counts = torch.tensor([7, 1, 3, 3, 3, 3, 3, 3, 3, 3, 2, 2], dtype=torch.float64)  # a mean of 3
+    mine.level(counts, 0.001)
+    moved = [-1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1]
+    assert torch.equal(mine.e_score_correction_bias, before + 0.001 * torch.tensor(moved).float())
