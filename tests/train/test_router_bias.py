@@ -1,4 +1,4 @@
-"""The biases that balance experts: first forward passes count, every layout makes the same bits, and runs resume them."""
+"""The biases that balance experts: first forward passes count, every layout makes the same bits, runs resume them."""
 
 from pathlib import Path
 from typing import Any
@@ -7,14 +7,18 @@ import pytest
 import torch
 
 from tk.checkpoint import Checkpoint
-from tk.core.errors import ParallelError
+from tk.core.config import parse
 from tk.model.config import ModelConfig
+from tk.model.registry import tensor_table
 from tk.tests.model.architectures import ENTRIES
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.tests.train.run_training import run_training
+from tk.train.config.train_config import TrainConfig
+from tk.train.planning.problems import problems
 
 RATE = 0.01
+STILL = {"optimizer": {"lr": 1e-12, "min_lr_ratio": 1.0}}  # rounding and schedule do not change the routing
 LAYOUTS: dict[str, dict[str, Any]] = {
     "dp2 zero3": {"parallel": {"dp": 2}, "zero": {"stage": 3}},
     "tp2 sp": {"parallel": {"dp": 1, "tp": 2, "sequence_parallel": True}},
@@ -56,20 +60,23 @@ def test_recomputation_counts_no_token_twice(configure: Configure, tmp_path: Pat
 def test_every_layout_makes_the_same_bits(
     rank_pool: RankPool, configure: Configure, tmp_path: Path, steps: int, names: list[str]
 ) -> None:
-    still = {"optimizer": {"lr": 1e-12, "min_lr_ratio": 1.0}}  # the same routing everywhere
-    run_training(configure("one", **options(steps, **still)))
+    run_training(configure("one", **options(steps, **STILL)))
     for name in names:
-        rank_pool.run(run_training, 2, config=configure(name, **options(steps, **still, **LAYOUTS[name])))
+        rank_pool.run(run_training, 2, config=configure(name, **options(steps, **STILL, **LAYOUTS[name])))
         assert same(biases(tmp_path / name), biases(tmp_path / "one")), name
 
 
 def test_a_run_that_is_resumed_goes_on_with_the_same_bits(configure: Configure, tmp_path: Path) -> None:
-    for steps in (2, 4):
-        run_training(configure("parts", **options(steps, optimizer={"min_lr_ratio": 1.0})))
-    run_training(configure("other", **options(4, optimizer={"min_lr_ratio": 1.0})))
-    assert same(biases(tmp_path / "parts"), biases(tmp_path / "other"))
+    for name, parts in (("whole", (4,)), ("parts", (2, 4))):
+        for steps in parts:
+            run_training(configure(name, **options(steps, **STILL)))
+    assert same(biases(tmp_path / "parts"), biases(tmp_path / "whole"))
 
 
 def test_a_model_without_such_biases_is_refused(configure: Configure) -> None:
-    with pytest.raises(ParallelError, match="router_bias_update_rate = 0.01 updates biases of routers"):
-        run_training(configure("one", train={"steps": 1, "router_bias_update_rate": RATE}))
+    for model, wanted in (({}, 1), ({"architecture": "glm4_moe", "num_local_experts": 4}, 0)):
+        text = configure(model=model, train={"router_bias_update_rate": RATE})
+        config = parse(text, TrainConfig, "test")
+        table = tensor_table(ModelConfig.model_validate(config.model.model_dump() | {"vocab_size": 64}))
+        found = [each for each in problems(config, table, 1) if "router_bias_update_rate = 0.01 updates" in each]
+        assert len(found) == wanted
