@@ -72,7 +72,7 @@ ARCHITECTURE = Architecture(
         "routed_scaling_factor": 1.0,
         "router_aux_loss_coef": 0.0,
     },
-    nullable=NULLABLE - {"num_key_value_heads"} | {"partial_rotary_factor"},
+    nullable=NULLABLE - {"num_key_value_heads", "head_dim"} | {"partial_rotary_factor"},
     ignored=CHANGE_NOTHING | {"output_router_logits", "num_mtp_layers", "num_nextn_predict_layers"},
     keys={"num_local_experts": ("n_routed_experts", "num_local_experts"), "qkv_bias": ("attention_bias",)},
     unused=_unused,

@@ -56,7 +56,7 @@ VALUES: Final[Mapping[str, list[Any]]] = {
     "max_window_layers": [0, 1, 2, 5],
     "mlp_layer_types": [["dense"] * 3],
     "mlp_only_layers": [[], [0], [1], [1, 7]],
-    "n_group": [1, 2, 3, 4],
+    "n_group": [1, 2, 4],
     "norm_topk_prob": [True, False],
     "n_routed_experts": [3, 4, 8],
     "n_shared_experts": [1, 2],
@@ -244,6 +244,9 @@ class Reader:
         }
         elsewhere = {*NEUTRAL, *ROPE_KEYS, *QUANTIZED, "dtype", "torch_dtype", "layer_types"} - own.defaults.keys()
         second_names = {name for names in own.keys.values() for name in names[1:]}
+        # transformers chooses at random among excluded experts if groups have too few.
+        grouped = {"n_group", "topk_group", "n_routed_experts", "num_local_experts", "num_experts_per_tok"}
+        elsewhere |= grouped if "n_group" in own.options else set()
         return key in elsewhere | own.requires.keys() | second_names | fewer_tensors
 
     def _harmless(self) -> frozenset[str]:
