@@ -123,6 +123,7 @@ def test_a_world_needs_no_layout(rank_pool: RankPool) -> None:
 def destroy(store: str) -> list[int]:
     """Builds a mesh and destroys its groups; returns the number of threads without them, with them, and after them."""
     rank, size = dist.get_rank(), dist.get_world_size()
+    dist.barrier()  # a peer that still connects must not find this group closed
     dist.destroy_process_group()
     counts = [_num_threads()]
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
