@@ -28,6 +28,8 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
     "ep 4 over tp 2 and dp 2": {"parallel": {"tp": 2, "dp": 2, "ep": 4}, "zero": {"stage": 1}},
     "ep 2, replicated": {"parallel": {"dp": 4, "ep": 2}, "zero": {"stage": 3, "shard_size": 2}},
     "ep 2, each expert cut": {"parallel": {"tp": 2, "dp": 2, "ep": 2, "expert_tp": 2}, "zero": {"stage": 2}},
+    "ep 4 over cp 2 and dp 2": {"parallel": {"cp": 2, "dp": 2, "ep": 4}, "zero": {"stage": 2}},
+    "ep 2 over cp 2 and tp 2": {"parallel": {"cp": 2, "tp": 2, "ep": 2}, "zero": {"stage": 1}},
     "ep 2, pp 2": {"parallel": {"pp": 2, "dp": 2, "ep": 2, "schedule": "zb-h1"}, "zero": {"stage": 2}},
 }
 CHOSEN = ["ep 4 over tp 2 and dp 2", "ep 2, replicated"]  # of `make test`; `tk parity` has more
