@@ -157,7 +157,7 @@ def test_a_sliding_window_counts_by_the_rule_of_its_architecture() -> None:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"architecture": "mamba"}, "architecture 'mamba' is not supported; supported are gpt2, llama"),
+        ({"architecture": "mamba"}, "architecture 'mamba' is not supported; supported are glm4_moe, gpt2, llama"),
         ({"sliding_window": 8}, "sliding_window = 8 is not an option of llama"),
         ({"architecture": "gpt2", "num_key_value_heads": 2}, "num_key_value_heads = 2 is not an option of gpt2"),
         ({"architecture": "gpt2", "rope_theta": 5e5}, "rope_theta = 500000.0 is not an option of gpt2"),

@@ -255,8 +255,9 @@ def free_bytes(shape: PassShape, held: Sequence[Stage]) -> int:
 
     Blocks that live for one layer, or for the loss, leave room between those that stay, which is split for smaller ones
     and does not hold the next large block. It comes to the blocks' own size once more, in fp32 also for bf16: products
-    of bf16 have copies in fp32 on CPUs without instructions for them. docs/benchmarks/training_memory.md has figures.
+    of bf16 have copies in fp32 on CPUs without instructions for them. Of the loss it is its own size and a block of
+    logits more. docs/benchmarks/training_memory.md has figures.
     """
     wide = replace(shape, itemsize=FP32.itemsize)
-    loss = loss_bytes(wide) if any(stage.last for stage in held) else 0
+    loss = loss_bytes(wide) + logits_block(wide) * FP32.itemsize if any(stage.last for stage in held) else 0
     return loss + max(backward_bytes(wide, stage) for stage in held)
