@@ -24,6 +24,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2 sp": {"parallel": {"dp": 1, "tp": 2, "sequence_parallel": True}},
     "pp2": {"parallel": {"dp": 1, "pp": 2}},
     "cp2": {"parallel": {"dp": 1, "cp": 2}},
+    "ep2": {"parallel": {"dp": 2, "ep": 2}},
 }
 
 
@@ -55,7 +56,7 @@ def test_recomputation_counts_no_token_twice(configure: Configure, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("steps", "names"),
-    [(3, ["dp2 zero3", "tp2 sp"]), pytest.param(50, list(LAYOUTS), marks=pytest.mark.matrix)],
+    [(3, ["tp2 sp", "cp2", "ep2"]), pytest.param(50, list(LAYOUTS), marks=pytest.mark.matrix)],
 )
 def test_every_layout_makes_the_same_bits(
     rank_pool: RankPool, configure: Configure, tmp_path: Path, steps: int, names: list[str]
