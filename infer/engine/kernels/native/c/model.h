@@ -50,8 +50,8 @@ struct operation {
     int32_t wanted;          // NORM: 1 = only the rows whose logits are wanted
     int32_t add;             // MULTIPLY, EXPERTS, REDUCE: 1 = add to the target
     int32_t top_k, normalize, experts;
-    int32_t groups, top_groups;  // ROUTE
-    float eps, scale;            // scale: ROUTE, of the weights
+    int32_t groups, top_groups;     // ROUTE
+    float eps, scale;               // scale: ROUTE, of the weights
     int64_t rows;                   // EMBED: rows of the table on a rank
     const float *weight, *offset;   // NORM; APPEND: the norms of query and key heads; REDUCE: gate and bias;
                                     // ROUTE: an offset of weights for the choice; or NULL
@@ -120,7 +120,7 @@ struct model {
     int32_t tp, rank, threads, num_layers;
     int32_t heads, kv_heads, head_dim, rotated, block_size;  // rotated: dims of a head, the first ones
     int32_t key_format, value_format, weight_format;
-    int32_t hadamard;  // keys, values and queries are rotated in blocks of so many dims; 1: they are not
+    int32_t hadamard;         // keys, values and queries are rotated in blocks of so many dims; 1: they are not
     float attention_scaling;  // the factor of cosines and sines
     int64_t hidden_size;
     const float *frequencies;  // [head_dim / 2] radians per position, or NULL without rotation
