@@ -59,8 +59,11 @@ def _outer_products(left_PX: torch.Tensor, right_PY: torch.Tensor, counts_E: tup
 
 
 def _fits_kernel(rows_PX: torch.Tensor, other: torch.Tensor) -> bool:
-    """Returns whether torch's product of all groups takes the operands: aligned rows, and at least one."""
-    if in_fp32(rows_PX) or not len(rows_PX):
+    """Returns whether torch's product of all groups takes the operands: aligned rows, and at least one.
+
+    Other devices than CPUs multiply group by group: there torch's takes bf16 alone, and none of ours has run it.
+    """
+    if rows_PX.device.type != "cpu" or in_fp32(rows_PX) or not len(rows_PX):
         return False
     return not any(tensor.shape[-1] * tensor.itemsize % _ALIGNED for tensor in (rows_PX, other))
 

@@ -75,10 +75,11 @@ def _of_llama(tensors: dict[str, Array], prefix: str, model: PreTrainedModel) ->
         squares = (squares + tensors.get(f"{name}proj.bias", np.zeros(1)) ** 2).reshape(-1, dim)
         if f"{name}norm.weight" in tensors:
             squares = squares / squares.mean(1, keepdims=True) * tensors[f"{name}norm.weight"] ** 2
-        sizes.append(squares[:, : dim // 2] + squares[:, dim // 2 :])
-    queries = sizes[0].reshape(len(sizes[1]), -1, dim // 2).mean(1)
-    pairs = 2.0 ** np.round(np.log2(np.sqrt(np.sqrt(sizes[1] / queries))))
-    return np.concatenate([pairs, pairs], axis=1)
+        half = int(dim * model.config.rope_parameters.get("partial_rotary_factor", 1)) // 2
+        pairs = squares[:, :half] + squares[:, half : 2 * half]
+        sizes.append(np.concatenate([pairs, pairs, squares[:, 2 * half :]], axis=1))
+    queries = sizes[0].reshape(len(sizes[1]), -1, dim).mean(1)
+    return np.asarray(2.0 ** np.round(np.log2(np.sqrt(np.sqrt(sizes[1] / queries)))))
 
 
 def make_uneven(name: str, folder: Path) -> PreTrainedModel:

@@ -33,14 +33,16 @@ def load(folder: Path, dtype: str, tp: int, rank: int, peers: Peers = ALONE) -> 
     """Loads a rank's parameters and checks their shapes and dtypes."""
     checkpoint = Checkpoint.open(folder)
     spec = decoder_spec(stored_config(checkpoint))
+    program = lower(spec, tp, rank)
     found: dict[str, Array] = {}
 
     def take(param: LocalParam, values: Array) -> None:
         assert param.name not in found
-        assert (values.shape, values.dtype) == (param.shape, np.dtype(by_name(dtype).numpy))
+        kind = by_name("fp32" if param.name in program.wide else dtype)
+        assert (values.shape, values.dtype) == (param.shape, np.dtype(kind.numpy))
         found[param.name] = values
 
-    load_params(lower(spec, tp, rank), spec.table, checkpoint, by_name(dtype), take, peers)
+    load_params(program, spec.table, checkpoint, by_name(dtype), take, peers, wide=program.wide)
     return found
 
 

@@ -98,7 +98,14 @@ def computed(
     weights = PreparedWeights(program, by_name(dtype), weight_dtype, device)
     job = Job(str(folder), "aten", dtype, kv_dtype, NUM_BLOCKS, 0, BLOCK, 64, weight_dtype=weight_dtype)
 
-    load = partial(load_params, program, spec.table, checkpoint, by_name(dtype), wide=groupings(program, weight_dtype))
+    load = partial(
+        load_params,
+        program,
+        spec.table,
+        checkpoint,
+        by_name(dtype),
+        wide={*groupings(program, weight_dtype), *program.wide},
+    )
     weights.keep_key_factors(load_weights(job, program, load, weights.take, NO_PEERS, 1))
     cache = KVCache(program.num_layers, NUM_BLOCKS, program.num_kv_heads, BLOCK, program.head_dim, kv_dtype, 7, device)
     runner = ModelRunner(program, weights, cache, tp, 32)
