@@ -52,7 +52,7 @@ class AttentionHeads:
         if self.queries % self.cp == 0:
             return None
         return (
-            f'cp_mode = "ulysses" gives each of the cp ranks as many query heads, but heads % cp = {self.queries} % '
+            f'cp_mode = "ulysses" gives each of the cp ranks equally many query heads, but heads % cp = {self.queries} % '
             f"{self.cp} = {self.queries % self.cp} (heads of one tp rank)."
         )
 
