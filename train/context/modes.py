@@ -52,8 +52,8 @@ class AttentionHeads:
         if self.queries % self.cp == 0:
             return None
         return (
-            f'cp_mode = "ulysses" gives each of the cp ranks equally many query heads, but heads % cp = {self.queries} % '
-            f"{self.cp} = {self.queries % self.cp} (heads of one tp rank)."
+            f'cp_mode = "ulysses" gives each of the cp ranks equally many query heads, but heads % cp = '
+            f"{self.queries} % {self.cp} = {self.queries % self.cp} (heads of one tp rank)."
         )
 
 
