@@ -55,7 +55,7 @@ def head_loss(x_BLD: torch.Tensor, weight_VD: torch.Tensor, head: ParallelProduc
     Returns:
         An fp64 scalar, the same on every tensor-parallel rank.
     """
-    call = _Call(head, weight_VD, loss)
+    call = _HeadCall(head, weight_VD, loss)
     if not torch.is_grad_enabled() or not (x_BLD.requires_grad or weight_VD.requires_grad):
         return _run(call, _gathered(x_BLD, head), None)
     queue = head.weight_grads if head.weight_grads and head.weight_grads.enabled else None
@@ -66,7 +66,7 @@ def head_loss(x_BLD: torch.Tensor, weight_VD: torch.Tensor, head: ParallelProduc
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _HeadCall:
     head: ParallelProduct
     weight_VD: torch.Tensor
     loss: HeadLoss
@@ -75,27 +75,27 @@ class _Call:
 class _BlockwiseLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_BLD: torch.Tensor, weight_VD: torch.Tensor | None, call: _Call, queue: WeightGradQueue | None
+        ctx: Any, x_BLD: torch.Tensor, weight_VD: torch.Tensor | None, call: _HeadCall, queue: WeightGradQueue | None
     ) -> torch.Tensor:
         ctx.call, ctx.queue = call, queue
         whole_BLD = _gathered(x_BLD, call.head)
         if not call.loss.backward_follows:
             ctx.save_for_backward(x_BLD)
             return _run(call, whole_BLD, None)
-        sums = _Gradients(call.weight_VD, whole_BLD, x_BLD.requires_grad)
+        sums = _HeadGradients(call.weight_VD, whole_BLD, x_BLD.requires_grad)
         total = _run(call, whole_BLD, sums)
         ctx.save_for_backward(sums.of_input(call.head), sums.weight_VD)
         return total
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
-        call: _Call = ctx.call
+        call: _HeadCall = ctx.call
         if call.loss.backward_follows:
             grad_BLD, grad_VD = ctx.saved_tensors
         else:
             (x_BLD,) = ctx.saved_tensors
             whole_BLD = _gathered(x_BLD, call.head)
-            sums = _Gradients(call.weight_VD, whole_BLD, ctx.needs_input_grad[0])
+            sums = _HeadGradients(call.weight_VD, whole_BLD, ctx.needs_input_grad[0])
             _run(call, whole_BLD, sums)
             grad_BLD, grad_VD = sums.of_input(call.head), sums.weight_VD
         grad_BLD, grad_VD = _times(grad_BLD, grads[0]), _times(grad_VD, grads[0])
@@ -105,7 +105,7 @@ class _BlockwiseLoss(torch.autograd.Function):
         return grad_BLD, grad_VD, None, None
 
 
-class _Gradients:
+class _HeadGradients:
     """The gradients of hidden states and weight, which blocks of rows add to.
 
     Args:
@@ -147,7 +147,7 @@ class _Gradients:
             self.weight_VD = self.weight_VD.to(self._weight_VD.dtype)
 
 
-def _run(call: _Call, whole_BLD: torch.Tensor, gradients: _Gradients | None) -> torch.Tensor:
+def _run(call: _HeadCall, whole_BLD: torch.Tensor, gradients: _HeadGradients | None) -> torch.Tensor:
     """Returns the loss, block by block, and adds the gradients if they are wanted."""
     loss, weight_VD = call.loss, call.weight_VD
     x_ND, targets_N = whole_BLD.flatten(0, -2), loss.targets_BL.flatten()
