@@ -1,7 +1,8 @@
-"""The load-balancing loss of routers (Switch Transformers, arXiv 2101.03961, section 2.2) in a training forward pass.
+"""The losses of routers in a training forward pass: the load-balancing loss (Switch Transformers, arXiv 2101.03961,
+section 2.2), and the z-loss, which keeps scores small (ST-MoE, arXiv 2202.08906, section 3.4).
 
-Its gradient joins backward at the output of each mixture of experts, so that neither recomputation nor pipeline stages
-carry a second output. The trainer adds nothing to its loss, and reads the value of this one after the forward pass.
+Their gradients join backward at the output of each mixture of experts, so that neither recomputation nor pipeline
+stages carry a second output. The trainer adds nothing to its loss, and reads their values after the forward pass.
 
 Letters: B sequences, L length, E experts, K of them per token.
 """
@@ -16,12 +17,15 @@ from ..parallel.mesh import ALONE, Group
 
 
 class RouterBalance:
-    """The load-balancing loss of the routers of one stage in one micro-batch; an argument of `Decoder.forward`.
+    """The losses of the routers of one stage in one micro-batch; an argument of `Decoder.forward`.
 
-    The loss of a sequence is E * sum over experts of (the share of the sequence's tokens that the expert gets * its
+    The load-balancing loss of a sequence is E * sum over experts of (the share of the sequence's tokens that the expert gets * its
     mean probability), averaged over all mixture-of-experts layers of the model; perfectly balanced it is K. It is
     computed per sequence, so that it is a sum over the global batch on every layout. `transformers` computes it over
     a whole batch; for one layer and one sequence the two are equal.
+
+    The z-loss of a token is the square of the log of the summed exponentials of its scores, averaged over the same
+    layers.
 
     Args:
         weight: the factor of a sequence's loss in the training loss: `router_aux_loss_coef` / (sequences of the
@@ -30,6 +34,8 @@ class RouterBalance:
         record_routing: whether to compute the checksum that `routing` returns, and the counts of tokens.
         places_BL: int64, the index of each token in its sequence; None if the sequences are whole.
         cp: the ranks that have the sequences' other tokens.
+        z_weight: the factor of a token's z-loss in the training loss: `router_z_loss_coef` / (tokens of the global
+            batch), times the loss scale if there is one; 0 leaves the z-loss out.
     """
 
     def __init__(
@@ -39,13 +45,16 @@ class RouterBalance:
         record_routing: bool = False,
         places_BL: torch.Tensor | None = None,
         cp: Group = ALONE,
+        z_weight: float = 0.0,
     ) -> None:
         self.weight = weight
+        self.z_weight = z_weight
         self.counted_BL = counted_BL
         self.record_routing = record_routing
         self.places_BL = places_BL
         self.cp = cp
-        self._losses: dict[int, torch.Tensor] = {}
+        self._losses: dict[int, torch.Tensor] = {}  # these four by layer, since recomputation sets them again
+        self._z_losses: dict[int, torch.Tensor] = {}
         self._routing: dict[int, torch.Tensor] = {}
         self._chosen: dict[int, torch.Tensor] = {}
 
@@ -54,7 +63,7 @@ class RouterBalance:
         if self.record_routing:
             self._routing[layer] = routing_checksum(layer, chosen_BLK, self.counted_BL, self.places_BL)
             counted_BLK = chosen_BLK if self.counted_BL is None else chosen_BLK[self.counted_BL]
-            self._chosen[layer] = counted_BLK.flatten().bincount()  # by layer, since recomputation chooses again
+            self._chosen[layer] = counted_BLK.flatten().bincount()
 
     def attach(
         self, layer: int, y_ND: torch.Tensor, loss: torch.Tensor, num_layers: int, num_ranks: int
@@ -69,18 +78,39 @@ class RouterBalance:
             num_ranks: the number of tensor-parallel ranks; the gradients of routers are summed over them, so each
                 rank contributes an equal share.
         """
-        # by layer, since recomputation sets it again
         self._losses[layer] = loss.detach().double() / num_layers / self.cp.size
         attached: torch.Tensor = _Attach.apply(y_ND, loss, self.weight / num_layers / num_ranks)  # type: ignore[no-untyped-call]
         return attached
 
+    def attach_z(
+        self, layer: int, y_ND: torch.Tensor, log_sums_BL: torch.Tensor, num_layers: int, num_ranks: int
+    ) -> torch.Tensor:
+        """Returns `y_ND` unchanged, with a backward that also computes the gradient of the tokens' z-losses.
+
+        Args:
+            log_sums_BL: fp32, the log of the summed exponentials of each token's scores.
+            layer, y_ND, num_layers, num_ranks: see `attach`.
+        """
+        squares_BL = log_sums_BL.square()
+        loss = (squares_BL if self.counted_BL is None else squares_BL * self.counted_BL).sum()
+        self._z_losses[layer] = loss.detach().double() / num_layers
+        attached: torch.Tensor = _Attach.apply(y_ND, loss, self.z_weight / num_layers / num_ranks)  # type: ignore[no-untyped-call]
+        return attached
+
     def total(self) -> torch.Tensor | float:
-        """Returns the loss summed over sequences and this stage's layers, an fp64 scalar without a gradient.
+        """Returns the load-balancing loss, summed over sequences and this stage's layers, an fp64 scalar.
 
         It is the same on all tensor-parallel ranks, and an equal share of it on each context-parallel one. Its sum over
         pipeline stages, data-parallel and context-parallel ranks, times `weight`, is its part of the training loss.
         """
         return sum(self._losses.values())
+
+    def z_total(self) -> torch.Tensor | float:
+        """Returns the z-loss, summed over this rank's tokens and this stage's layers, an fp64 scalar.
+
+        It is summed over ranks like `total`, and `z_weight` is its factor.
+        """
+        return sum(self._z_losses.values())
 
     def add_counts(self, counts_LE: torch.Tensor) -> None:
         """Adds the number of counted tokens that each expert got to `counts_LE`, of all layers of the model."""

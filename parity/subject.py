@@ -150,13 +150,14 @@ class Subject:
         return self.base.model_dump(mode="json")
 
     def _batch(self, layout: ParityLayout) -> dict[str, Any]:
-        """Returns the global batch size of a layout.
+        """Returns the global batch size of a layout, and with experts the weight of their routers' z-loss.
 
         Every data-parallel rank gets at least as many micro-batches of 2 rows as the pipeline has ranks, and at least
         two. All ranks together have a single row in the last micro-batch, which tests a short and an empty one.
         """
         rows = 2 * max(layout.pp, 2 * layout.dp) - (2 * layout.dp - 1)
-        return {"global_batch_size": rows} if self.varies_model else {}
+        routed = {} if layout.experts in (None, "none") else {"router_z_loss_coef": MIXTURE["router_aux_loss_coef"]}
+        return {"global_batch_size": rows} | routed if self.varies_model else {}
 
     def _model(self, layout: ParityLayout) -> dict[str, Any]:
         result: dict[str, Any] = {}

@@ -42,7 +42,7 @@ class MixtureOfExperts(nn.Module):
 
         Args:
             x_ND: hidden states; [B, L, D] if `balance` is given.
-            balance: the load-balancing loss to compute; None without one.
+            balance: the losses of routers to compute; None without any.
         """
         length = x_ND.shape[-2] * (self.tp.size if self.sequence_parallel else 1)
         given_ND, x_ND = x_ND, self.spread.enter(x_ND)
@@ -60,7 +60,12 @@ class MixtureOfExperts(nn.Module):
         chosen_BLK = self.spread.whole(choice.chosen_TK.unflatten(0, shape), length)
         balance.on_routing(self.layer, chosen_BLK)
         loss = balancing_loss(probabilities_BLE, chosen_BLK, balance.counted_BL, balance.cp)
-        return balance.attach(self.layer, y_ND, loss, self.num_sparse_layers, self.spread.num_shares)
+        y_ND = balance.attach(self.layer, y_ND, loss, self.num_sparse_layers, self.spread.num_shares)
+        if not balance.z_weight:
+            return y_ND
+        log_sums_T1 = choice.scores_TE.logsumexp(dim=-1, keepdim=True)
+        log_sums_BL = self.spread.whole(log_sums_T1.unflatten(0, shape), length).squeeze(-1)
+        return balance.attach_z(self.layer, y_ND, log_sums_BL, self.num_sparse_layers, self.spread.num_shares)
 
     def _shared(self, x_ND: torch.Tensor) -> torch.Tensor:
         """Returns the output of the shared expert, whose tokens come and go apart from those of the others."""

@@ -20,11 +20,13 @@ class ExpertChoice:
     """The experts of each token.
 
     Attributes:
+        scores_TE: the scores of all experts, fp32.
         probabilities_TE: the weights of all experts, scaled to sum to 1, fp32.
         weights_TK: the weights of the chosen experts, fp32.
         chosen_TK: their numbers, int64.
     """
 
+    scores_TE: torch.Tensor
     probabilities_TE: torch.Tensor
     weights_TK: torch.Tensor
     chosen_TK: torch.Tensor
@@ -48,12 +50,13 @@ class Router(nn.Module):
     def forward(self, x_TD: torch.Tensor) -> ExpertChoice:
         """Chooses experts for tokens [T, D]."""
         if self.rule.scoring == "softmax":
-            probabilities_TE = linear(x_TD, self.weight).float().softmax(dim=-1)
-            weights_TK, chosen_TK = self.choose(probabilities_TE)
-            return ExpertChoice(probabilities_TE, weights_TK, chosen_TK)
-        weights_TE = linear(x_TD.float(), self.weight.float()).sigmoid()
-        weights_TK, chosen_TK = self.choose(weights_TE)
-        return ExpertChoice(weights_TE / (weights_TE.sum(dim=-1, keepdim=True) + _LEAST_SUM), weights_TK, chosen_TK)
+            scores_TE = linear(x_TD, self.weight).float()
+            probabilities_TE = scores_TE.softmax(dim=-1)
+            return ExpertChoice(scores_TE, probabilities_TE, *self.choose(probabilities_TE))
+        scores_TE = linear(x_TD.float(), self.weight.float())
+        weights_TE = scores_TE.sigmoid()
+        probabilities_TE = weights_TE / (weights_TE.sum(dim=-1, keepdim=True) + _LEAST_SUM)
+        return ExpertChoice(scores_TE, probabilities_TE, *self.choose(weights_TE))
 
     def choose(self, weights_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns weights and numbers of each token's experts, [T, K] both."""

@@ -95,9 +95,10 @@ def gradients(decoder: Decoder, mesh: Mesh | None = None) -> Gradients:
 def compare_with_one_process(mesh: Mesh, name: str, balance_weight: float = 0.0, **options: Any) -> None:
     """Compares loss and gradients of a decoder with options, on this rank, with a plain decoder on one process."""
     whole, mine = build(config_of(name), ALONE), build(config_of(name), mesh.tp, **options)
-    balances = [RouterBalance(balance_weight) for _ in range(2)]
+    balances = [RouterBalance(balance_weight, z_weight=balance_weight / LENGTH) for _ in range(2)]
     torch.testing.assert_close(backward(mine, balances[0]), backward(whole, balances[1]), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(*(torch.as_tensor(balance.total()) for balance in balances), rtol=1e-5, atol=1e-6)
+    totals = [torch.as_tensor([balance.total(), balance.z_total()]) for balance in balances]
+    torch.testing.assert_close(*totals, rtol=1e-5, atol=1e-6)
     expected = {tensor: gradient for (tensor, _), gradient in gradients(whole).items()}
     whole_norm = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
     for (tensor, box), gradient in gradients(mine, mesh).items():

@@ -1,4 +1,4 @@
-"""The load-balancing loss of routers against `transformers`' function, in value and in every gradient."""
+"""The losses of routers against `transformers`' function and a plain formula, in value and in every gradient."""
 
 import itertools
 from pathlib import Path
@@ -14,6 +14,7 @@ from tk.core.layout import Layout
 from tk.model.balance import RouterBalance, balancing_loss, routing_checksum
 from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
+from tk.model.experts.router import Router
 from tk.model.loading import load_weights
 from tk.parallel.collectives import all_reduce
 from tk.parallel.layers import LayerContext
@@ -22,6 +23,7 @@ from tk.tests.model.architectures import ENTRIES
 from tk.tests.model.decoders import (
     BATCH,
     CPU,
+    LENGTH,
     backward,
     build,
     compare_with_one_process,
@@ -58,14 +60,18 @@ def compare_at_cp() -> None:
     mine = torch.arange(group.rank, 20, group.size)
     part = probabilities[:, mine].requires_grad_()
     balance = RouterBalance(0.5, counted[:, mine], True, mine.expand(3, -1), group)
+    balance.z_weight = 1.0
     loss = balancing_loss(part, chosen[:, mine], balance.counted_BL, group)
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(torch.autograd.grad(loss, part)[0], expected_grad[:, mine])
     balance.on_routing(4, chosen[:, mine])
     balance.attach(4, part, loss, 1, 1)
-    sums = all_reduce(torch.tensor([float(balance.routing()), float(balance.total())], dtype=torch.float64), group)
+    balance.attach_z(4, part, probabilities[:, mine, 0], 1, 1)
+    totals = [float(balance.routing()), float(balance.total()), float(balance.z_total())]
+    sums = all_reduce(torch.tensor(totals, dtype=torch.float64), group)
     assert sums[0] == routing_checksum(4, chosen, counted)
     assert sums[1] == pytest.approx(float(expected), rel=1e-6), "no multiple of it"
+    assert sums[2] == pytest.approx(float(probabilities[..., 0][counted].square().sum()), rel=1e-6)
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -127,6 +133,31 @@ def test_gradients_equal_transformers(tmp_path: Path, name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["mixtral", "glm4_moe"])
+def test_the_z_loss_and_its_gradients_equal_the_formula(name: str) -> None:
+    config = config_of(name)
+    plain, mine = build(config, ALONE), build(config, ALONE)
+    routed: list[torch.Tensor] = []
+    for router in (module for module in plain.modules() if isinstance(module, Router)):
+        router.register_forward_hook(lambda gate, given, _: routed.append(given[0] @ gate.weight.T))
+    inputs, positions, _ = tokens()
+    loss = loss_of(plain, plain(inputs, positions, causal_attention))
+    z_loss = torch.stack([scores_TE.exp().sum(dim=-1).log().pow(2).mean() for scores_TE in routed]).mean()
+    (loss + 0.3 * z_loss).backward()
+
+    balance = RouterBalance(0.0, z_weight=0.3 / (BATCH * LENGTH))
+    backward(mine, balance)
+    assert float(balance.z_total()) == pytest.approx(BATCH * LENGTH * z_loss.item(), rel=1e-5)
+    expected = gradients(plain)
+    for key, gradient in gradients(mine).items():
+        torch.testing.assert_close(gradient, expected[key], rtol=1e-4, atol=1e-6, msg=key[0])
+    without = build(config, ALONE)
+    backward(without)
+    routers = [key for key in expected if key[0].endswith(".gate.weight")]
+    found = gradients(without)
+    assert all((found[key] - expected[key]).abs().max() > 1e-3 for key in routers), "it must be large enough to be seen"
+
+
 def _as_stored(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor]:
     """Returns the gradients by the names of stored tensors, since transformers stacks experts in memory."""
     with torch.no_grad():
@@ -148,11 +179,12 @@ def test_sequences_over_context_parallel_ranks_are_whole_ones(rank_pool: RankPoo
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_recomputation_counts_nothing_twice(recompute: str) -> None:
-    balances = [RouterBalance(0.5), RouterBalance(0.5)]
+    balances = [RouterBalance(0.5, z_weight=0.1) for _ in range(2)]
     plain, other = (build(config_of("mixtral"), ALONE, recompute=mode) for mode in ("none", recompute))
     for decoder, balance in zip((plain, other), balances, strict=True):
         backward(decoder, balance)
     assert balances[0].total() == balances[1].total()
+    assert balances[0].z_total() == balances[1].z_total() > 0
     expected = gradients(plain)
     assert all(torch.equal(value, expected[key]) for key, value in gradients(other).items())
 
@@ -162,11 +194,13 @@ def test_rows_that_do_not_count_change_nothing() -> None:
     config = config_of("mixtral")
     inputs, positions, _ = tokens()
     alone, padded = build(config, ALONE), build(config, ALONE)
-    balances = RouterBalance(0.5), RouterBalance(0.5, torch.tensor([[True], [False]]).expand_as(inputs))
+    first = torch.tensor([[True], [False]]).expand_as(inputs)
+    balances = RouterBalance(0.5, z_weight=0.1), RouterBalance(0.5, first, z_weight=0.1)
     for decoder, rows, balance in ((alone, 1, balances[0]), (padded, 2, balances[1])):
         hidden = decoder(inputs[:rows], positions[:rows], causal_attention, balance)
         (0 * hidden.sum()).backward()
     torch.testing.assert_close(balances[0].total(), balances[1].total())
+    torch.testing.assert_close(balances[0].z_total(), balances[1].z_total())
     routers = [local.name for local in alone.local_params() if local.name.endswith(".gate.weight")]
     for name in routers:
         expected = alone.get_parameter(name).grad

@@ -23,12 +23,13 @@ def run_training(config: dict[str, Any], resume: str = "auto", gradients: str = 
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else None
     model = parsed.model
     mesh = Mesh.build(parsed.layout(world), model.num_key_value_heads, model.tie_word_embeddings)
-    found: dict[str, Any] = {"loss": [], "grad_norm": [], "balance_loss": []}
+    found: dict[str, Any] = {"loss": [], "grad_norm": [], "balance_loss": [], "z_loss": []}
 
     def on_step(step: int, result: StepResult) -> None:
         found["loss"].append(result.loss)
         found["grad_norm"].append(result.grad_norm)
         found["balance_loss"].append(result.balance_loss)
+        found["z_loss"].append(result.z_loss)
         held = (trainer.engine.buffers, trainer.table)
         if step == 1 and gradients and world is None:
             np.save(gradients, first_gradients(*held))

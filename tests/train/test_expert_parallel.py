@@ -36,7 +36,7 @@ CHOSEN = ["ep 4 over tp 2 and dp 2", "ep 2, replicated"]  # of `make test`; `tk 
 
 
 def configured(configure: Configure, run: str, layout: str, recompute: str = "none") -> dict[str, Any]:
-    options = {"steps": 4, "eval_rows": 2}
+    options = {"steps": 4, "eval_rows": 2, "router_z_loss_coef": 0.05}
     config = configure(run, model=MODEL, train=options, recompute={"mode": recompute}, checkpoint={"every": 2})
     for section, keys in LAYOUTS.get(layout, {"parallel": {"dp": 1}}).items():
         config[section] = config.get(section, {}) | keys
@@ -54,7 +54,8 @@ def test_experts_on_different_ranks_train_as_in_one_process_and_continue_elsewhe
         for result in rank_pool.run(run_training, 4, config=config, gradients=gradients):
             np.testing.assert_allclose(result["loss"], expected["loss"], rtol=1e-5, err_msg=layout)
             np.testing.assert_allclose(result["grad_norm"], expected["grad_norm"], rtol=1e-4, err_msg=layout)
-            np.testing.assert_allclose(result["balance_loss"], expected["balance_loss"], rtol=1e-5, err_msg=layout)
+            for name in ("balance_loss", "z_loss"):
+                np.testing.assert_allclose(result[name], expected[name], rtol=1e-5, err_msg=layout)
             assert result["gradients"] <= 1e-5, f"{layout}: {result['parameter']}"
     for source, layout in zip(layouts, [*layouts[1:], "one"], strict=True):
         begun = str(tmp_path / source / "step-00000002")

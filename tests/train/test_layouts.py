@@ -61,7 +61,8 @@ def _assert_alike(result: dict[str, Any], expected: dict[str, Any], name: str) -
     """The bounds of docs/training/parity.md."""
     np.testing.assert_allclose(result["loss"], expected["loss"], rtol=1e-5, err_msg=name)
     np.testing.assert_allclose(result["grad_norm"], expected["grad_norm"], rtol=1e-4, err_msg=name)
-    np.testing.assert_allclose(result["balance_loss"], expected["balance_loss"], rtol=1e-5, err_msg=name)
+    for routers in ("balance_loss", "z_loss"):
+        np.testing.assert_allclose(result[routers], expected[routers], rtol=1e-5, err_msg=name)
     assert result["gradients"] <= 1e-5, f"{name}: {result['parameter']}"
 
 
@@ -127,12 +128,12 @@ def test_every_architecture_trains_alike(
     """Every parameter's first gradient: biases, norms of heads (at tp 4 over replicated ones), routers, experts."""
     shape = ModelConfig.from_json(ENTRIES[name].make_config().to_dict())
     model = shape.model_dump(mode="json") | {"vocab_size": 0, "initializer_range": 0.05}
-    options: dict[str, Any] = {"model": model, "train": {"steps": 2, "eval_rows": 2}}
+    routed = name in ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe")
+    train = {"steps": 2, "eval_rows": 2, "router_z_loss_coef": 0.05 * routed}
+    options: dict[str, Any] = {"model": model, "train": train}
     gradients = str(tmp_path / "gradients.npy")
     expected = run_training(configure("one", **options), gradients=gradients)
-    balanced = (
-        model["num_experts_per_tok"] if name in ("mixtral", "qwen2_moe", "qwen3_moe") else 0
-    )  # the routers' loss then
+    balanced = model["num_experts_per_tok"] if routed else 0  # the routers' loss then
     assert expected["balance_loss"] == pytest.approx([1.1 * balanced] * 2, rel=0.2)
     lines = [json.loads(line) for line in (tmp_path / "one" / "metrics.jsonl").read_text().splitlines()]
     assert [line["balance_loss"] for line in lines if "balance_loss" in line] == [

@@ -74,10 +74,20 @@ def test_a_run_that_is_resumed_goes_on_with_the_same_bits(configure: Configure, 
     assert same(biases(tmp_path / "parts"), biases(tmp_path / "whole"))
 
 
-def test_a_model_without_such_biases_is_refused(configure: Configure) -> None:
-    for model, wanted in (({}, 1), ({"architecture": "glm4_moe", "num_local_experts": 4}, 0)):
-        text = configure(model=model, train={"router_bias_update_rate": RATE})
-        config = parse(text, TrainConfig, "test")
-        table = tensor_table(ModelConfig.model_validate(config.model.model_dump(exclude={"init"}) | {"vocab_size": 64}))
-        found = [each for each in problems(config, table, 1) if "router_bias_update_rate = 0.01 updates" in each]
-        assert len(found) == wanted
+@pytest.mark.parametrize(
+    ("key", "complaint", "architecture", "wanted"),
+    [
+        ("router_bias_update_rate", "updates", "llama", 1),
+        ("router_bias_update_rate", "updates", "mixtral", 1),
+        ("router_bias_update_rate", "updates", "glm4_moe", 0),
+        ("router_z_loss_coef", "weighs", "llama", 1),
+        ("router_z_loss_coef", "weighs", "mixtral", 0),
+    ],
+)
+def test_a_model_without_routers_or_their_biases_is_refused(
+    configure: Configure, key: str, complaint: str, architecture: str, wanted: int
+) -> None:
+    text = configure(model={"architecture": architecture}, train={key: RATE})
+    config = parse(text, TrainConfig, "test")
+    table = tensor_table(ModelConfig.model_validate(config.model.model_dump(exclude={"init"}) | {"vocab_size": 64}))
+    assert len([each for each in problems(config, table, 1) if f"{key} = 0.01 {complaint}" in each]) == wanted

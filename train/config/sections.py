@@ -103,6 +103,7 @@ class TrainSection(Section):
         max_skipped_steps: the number of steps in a row that may be left out; one more ends the run.
         freeze: patterns of parameters that are not trained (see train/config/freezing.py).
         router_bias_update_rate: the change per step of the biases by which routers choose experts; 0 leaves them.
+        router_z_loss_coef: the weight of the routers' z-loss (see model/balance.py); 0 leaves it out.
         stop_timeout: seconds in which ranks must finish their step and save after they are asked to stop.
         compile: whether layers are compiled with torch.compile at the first step.
         deterministic: whether GPUs use only algorithms that give the same bits every time; CPUs always do.
@@ -121,6 +122,7 @@ class TrainSection(Section):
     max_skipped_steps: int = Field(default=10, ge=1)
     freeze: tuple[str, ...] = ()
     router_bias_update_rate: float = Field(default=0.0, ge=0)
+    router_z_loss_coef: float = Field(default=0.0, ge=0)
     stop_timeout: float = Field(default=120.0, gt=0, le=86400)
     compile: bool = False
     deterministic: bool = False

@@ -78,13 +78,18 @@ class Passes:
         Returns:
             The sum of their losses, fp64, on ranks of the last stage; 0 on other ranks.
         """
-        model, rows = self.stages[0].decoder.config, self.config.train.global_batch_size
-        balance = model.router_aux_loss_coef / rows * self.engine.loss_scale.value
-        return self._run(self.config.parallel.schedule, micro_batches, loss_factor, balance)
+        model, train = self.stages[0].decoder.config, self.config.train
+        per_row = self.engine.loss_scale.value / train.global_batch_size
+        weights = (model.router_aux_loss_coef * per_row, train.router_z_loss_coef / train.seq_len * per_row)
+        return self._run(self.config.parallel.schedule, micro_batches, loss_factor, weights)
 
     def balance_loss(self) -> torch.Tensor | float:
-        """Returns the routers' loss of the newest step, summed over the sequences and layers of this rank's stages."""
+        """Returns the load-balancing loss of the newest step, summed over sequences and layers of this rank's stages."""
         return sum(balance.total() for stage in self.stages for balance in stage.balances)
+
+    def z_loss(self) -> torch.Tensor | float:
+        """Returns the z-loss of the newest step, summed over tokens and layers of this rank's stages."""
+        return sum(balance.z_total() for stage in self.stages for balance in stage.balances)
 
     def level_experts(self) -> None:
         """Updates the biases of routers by the tokens of the newest step, counted over all ranks; every rank calls it.
@@ -112,14 +117,14 @@ class Passes:
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
         """Returns the sum of the losses as `train` does, but runs no backward."""
-        return self._run("forward-only", micro_batches, 1.0, 0.0)
+        return self._run("forward-only", micro_batches, 1.0, (0.0, 0.0))
 
     def _run(
-        self, name: str, micro_batches: Sequence[MicroBatch], loss_factor: float, balance_weight: float
+        self, name: str, micro_batches: Sequence[MicroBatch], loss_factor: float, router_weights: tuple[float, float]
     ) -> torch.Tensor:
         for stage in self.stages:
-            stage.micro_batches, stage.loss_factor, stage.balance_weight = micro_batches, loss_factor, balance_weight
-            stage.balances = []
+            stage.micro_batches, stage.loss_factor, stage.balances = micro_batches, loss_factor, []
+            stage.balance_weight, stage.z_weight = router_weights
         key = (name, len(micro_batches))
         if key not in self._executors:
             self._executors[key] = self._executor(*key)

@@ -129,8 +129,8 @@ class StagePass:
     Attributes:
         micro_batches: the step's micro-batches.
         loss_factor: the factor of each micro-batch's summed loss.
-        balance_weight: see RouterBalance.
-        balances: the routers' balance of each of the step's micro-batches so far.
+        balance_weight, z_weight: see RouterBalance.
+        balances: the routers' losses of each of the step's micro-batches so far.
         record_routing: whether `balances` also record the experts of each token.
         loss_waits: whether other passes lie between the forward pass of a loss and its backward. Then forward keeps
             only the head's input, within `saving`; otherwise its memory would only go down and up.
@@ -152,7 +152,7 @@ class StagePass:
         self.loss_waits = False
         self.micro_batches: Sequence[MicroBatch] = ()
         self.loss_factor = 1.0
-        self.balance_weight = 0.0
+        self.balance_weight = self.z_weight = 0.0
         self.balances: list[RouterBalance] = []
         self.record_routing = False
 
@@ -178,12 +178,13 @@ class StagePass:
             return self.decoder.loss(hidden_BLD, targets_BL, self.loss_factor, not self.loss_waits)
 
     def _balance(self, part: RowsPart) -> RouterBalance | None:
-        """Returns the micro-batch's balance; padding does not count. None if the routers' loss is not needed."""
-        if not (self.balance_weight or self.record_routing) or not torch.is_grad_enabled():
+        """Returns the micro-batch's balance; padding does not count. None if the routers' losses are not needed."""
+        if not (self.balance_weight or self.z_weight or self.record_routing) or not torch.is_grad_enabled():
             return None
         places_BL = None if part.places is None else self._moved(part.places)
         counted_BL = self._moved(part.counted)
-        self.balances.append(RouterBalance(self.balance_weight, counted_BL, self.record_routing, places_BL, part.cp))
+        rows = (counted_BL, self.record_routing, places_BL, part.cp)
+        self.balances.append(RouterBalance(self.balance_weight, *rows, self.z_weight))
         return self.balances[-1]
 
     def _moved(self, values: NDArray[np.int64] | NDArray[np.bool_]) -> torch.Tensor:

@@ -39,7 +39,7 @@ def problems(config: TrainConfig, table: Table, num_ranks: int | None) -> list[s
                 *_tensors(layout, table),
                 *_experts(layout, table),
                 *_pipeline(config, table),
-                *_biases(config, table),
+                *_routers(config, table),
             ]
         )
     )
@@ -123,8 +123,13 @@ def _experts(layout: Layout, table: Table) -> Iterator[str]:
         yield str(error)
 
 
-def _biases(config: TrainConfig, table: Table) -> Iterator[str]:
-    rate = config.train.router_bias_update_rate
+def _routers(config: TrainConfig, table: Table) -> Iterator[str]:
+    rate, coefficient = config.train.router_bias_update_rate, config.train.router_z_loss_coef
+    if coefficient and num_experts(table) == 0:
+        yield (
+            f"[train] router_z_loss_coef = {coefficient:g} weighs the z-loss of routers, which this model does not "
+            "have. Remove it, or use an architecture with experts."
+        )
     if rate and not any(spec.name.endswith("e_score_correction_bias") for spec in table):
         yield (
             f"[train] router_bias_update_rate = {rate:g} updates biases of routers, which this model does not have. "

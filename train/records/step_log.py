@@ -91,8 +91,8 @@ class StepLog:
             some: dict[str, float | None] = {}
             if self.config.precision.params == "fp16":
                 some["loss_scale"] = result.loss_scale
-            if result.balance_loss:
-                some["balance_loss"] = finite(result.balance_loss)
+            router_losses = {"balance_loss": result.balance_loss, "z_loss": result.z_loss}
+            some |= {name: finite(loss) for name, loss in router_losses.items() if loss}
             self.metrics.write(
                 step=state.step,
                 loss=finite(result.loss),

@@ -222,17 +222,19 @@ class Trainer:
         self.engine.begin_step()
         scale = self.engine.loss_scale.value
         local_loss = self.pipeline.train(micro_batches, scale / num_tokens) / scale
+        rows, counts = options.train.global_batch_size, self.mesh.tp.rank == 0
         sums = self.optimizer_step.agree(
             local_loss if self.pipeline.is_loss_rank else 0.0,
-            self.pipeline.balance_loss() / options.train.global_batch_size if self.mesh.tp.rank == 0 else 0.0,
+            self.pipeline.balance_loss() / rows if counts else 0.0,
+            self.pipeline.z_loss() / rows / options.train.seq_len if counts else 0.0,
             float(self.stop.requested),
         )
-        balance_loss, stop = sums.others
+        balance_loss, z_loss, stop = sums.others
         updated = self.optimizer_step.update(step + 1, sums, local_loss, lr)
         if updated and options.train.router_bias_update_rate:
             self.pipeline.level_experts()
         self.state = self.state.advance(num_tokens, options.train.global_batch_size)
-        return StepResult(sums.loss, sums.grad_norm, lr, num_tokens, stop > 0, balance_loss, scale, updated)
+        return StepResult(sums.loss, sums.grad_norm, lr, num_tokens, stop > 0, balance_loss, z_loss, scale, updated)
 
     def _count_tokens(self, micro_batches: Sequence[MicroBatch]) -> int:
         """Returns the number of tokens of the global batch that the loss counts, from this data-parallel rank's."""

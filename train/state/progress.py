@@ -14,6 +14,7 @@ class StepResult:
         num_tokens: the number of tokens of the global batch that the loss counts.
         stop: whether a rank was asked to stop.
         balance_loss: the routers' load-balancing loss, a mean over sequences, which `loss` leaves out.
+        z_loss: the routers' z-loss, a mean over tokens, which `loss` leaves out.
         loss_scale: the loss scale with which the step was computed.
         updated: whether parameters were updated; False if the loss or the gradient was not finite.
     """
@@ -24,6 +25,7 @@ class StepResult:
     num_tokens: int
     stop: bool
     balance_loss: float = 0.0
+    z_loss: float = 0.0
     loss_scale: float = 1.0
     updated: bool = True
 

@@ -122,7 +122,7 @@ def test_the_balance_of_experts_is_that_of_the_newest_step() -> None:
     passes.train(BATCH, 1.0)
     assert float(passes.balance_loss()) == first, "and not the sum of both"
     assert 6 * 2 <= first * 1.2 < 6 * 4 * 1.2, "6 sequences; 2 if balanced over top_k = 2, at most the 4 experts"
-    assert make_passes().balance_loss() == 0
+    assert make_passes().balance_loss() == passes.z_loss() == 0
 
 
 @pytest.mark.parametrize(("pp", "tp", "expected"), [(0, 0, False), (1, 0, True), (1, 1, False)])

@@ -168,11 +168,11 @@ def test_numbers_that_json_lacks_are_null_and_rare_values_are_written_if_they_ex
     record(log, 1, loss=math.inf, grad_norm=math.nan)
     fp16 = make_log(metrics, tmp_path, precision={"params": "fp16"})
     clock.now += 1.0
-    record(fp16, 4, loss_scale=1024.0, balance_loss=2.5)
+    record(fp16, 4, loss_scale=1024.0, balance_loss=2.5, z_loss=4.5)
     plain, rare = lines(tmp_path)
     assert (plain["loss"], plain["grad_norm"]) == (None, None)
-    assert plain.keys() & {"loss_scale", "balance_loss"} == set()
-    assert (rare["loss_scale"], rare["balance_loss"]) == (1024.0, 2.5)
+    assert plain.keys() & {"loss_scale", "balance_loss", "z_loss"} == set()
+    assert (rare["loss_scale"], rare["balance_loss"], rare["z_loss"]) == (1024.0, 2.5, 4.5)
 
 
 def test_an_evaluation_that_is_not_finite_is_null(clock: Clock, metrics: MetricsFile, tmp_path: Path) -> None:
