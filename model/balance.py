@@ -19,10 +19,10 @@ from ..parallel.mesh import ALONE, Group
 class RouterBalance:
     """The losses of the routers of one stage in one micro-batch; an argument of `Decoder.forward`.
 
-    The load-balancing loss of a sequence is E * sum over experts of (the share of the sequence's tokens that the expert gets * its
-    mean probability), averaged over all mixture-of-experts layers of the model; perfectly balanced it is K. It is
-    computed per sequence, so that it is a sum over the global batch on every layout. `transformers` computes it over
-    a whole batch; for one layer and one sequence the two are equal.
+    The load-balancing loss of a sequence is E * sum over experts of (the share of the sequence's tokens that the expert
+    gets * its mean probability), averaged over all mixture-of-experts layers of the model; perfectly balanced it is K.
+    It is computed per sequence, so that it is a sum over the global batch on every layout. `transformers` computes it
+    over a whole batch; for one layer and one sequence the two are equal.
 
     The z-loss of a token is the square of the log of the summed exponentials of its scores, averaged over the same
     layers.

@@ -84,11 +84,11 @@ class Passes:
         return self._run(self.config.parallel.schedule, micro_batches, loss_factor, weights)
 
     def balance_loss(self) -> torch.Tensor | float:
-        """Returns the load-balancing loss of the newest step, summed over sequences and layers of this rank's stages."""
+        """Returns the load-balancing loss of the newest step, summed over this rank's sequences and layers."""
         return sum(balance.total() for stage in self.stages for balance in stage.balances)
 
     def z_loss(self) -> torch.Tensor | float:
-        """Returns the z-loss of the newest step, summed over tokens and layers of this rank's stages."""
+        """Returns the z-loss of the newest step, summed over this rank's tokens and layers."""
         return sum(balance.z_total() for stage in self.stages for balance in stage.balances)
 
     def level_experts(self) -> None:
