@@ -164,8 +164,8 @@ class Layout:
         return {key: value for key, value in asdict(self).items() if absent.get(key) != value}
 
 
-def stages(table: Table, layout: Layout, pp: int) -> tuple[Stage, ...]:
-    """Returns the stages of pipeline rank `pp`.
+def stages(table: Table, layout: Layout) -> tuple[tuple[Stage, ...], ...]:
+    """Returns the stages of each pipeline rank.
 
     The layers are cut into pp x virtual_stages stages, which are assigned to the pipeline ranks in turn.
 
@@ -179,7 +179,5 @@ def stages(table: Table, layout: Layout, pp: int) -> tuple[Stage, ...]:
             f"layers; num_hidden_layers = {layers}. Use fewer stages."
         )
     cuts = [index * layers // count for index in range(count + 1)]
-    return tuple(
-        Stage(range(cuts[index], cuts[index + 1]), index == 0, index == count - 1)
-        for index in range(pp, count, layout.pp)
-    )
+    found = [Stage(range(cuts[index], cuts[index + 1]), index == 0, index == count - 1) for index in range(count)]
+    return tuple(tuple(found[pp :: layout.pp]) for pp in range(layout.pp))

@@ -1,6 +1,7 @@
 """The parameters of one rank: boxes of logical tensors, stacked and possibly padded."""
 
 import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .errors import ParallelError
@@ -88,36 +89,52 @@ def local_params(table: Table, layout: Layout, rank: int) -> tuple[LocalParam, .
     Raises:
         ParallelError: the layout does not fit the table, or a fused parameter is frozen in part.
     """
-    mine = stages(table, layout, layout.coordinates(rank).pp)
-    stage_of = {layer: number for number, stage in enumerate(mine) for layer in stage.places}
+    return next(params_of_ranks(table, layout, (rank,)))
+
+
+def params_of_ranks(table: Table, layout: Layout, ranks: Iterable[int]) -> Iterator[tuple[LocalParam, ...]]:
+    """Yields the parameters of each rank, as `local_params`, of a table that may have 100,000 tensors."""
+    of_ranks = stages(table, layout)
+    stage_of = [{layer: number for number, stage in enumerate(held) for layer in stage.places} for held in of_ranks]
+    rank_of = {layer: pp for pp, layers in enumerate(stage_of) for layer in layers}
+    on_rank: list[list[TensorSpec]] = [[] for _ in of_ranks]
+    for spec in table:
+        on_rank[rank_of[spec.layer]].append(spec)
     tied = {name for spec in table if spec.alias and layout.pp > 1 for name in (spec.name, spec.alias)}
+    count = num_experts(table)
+    for rank in ranks:
+        pp, held = layout.coordinates(rank).pp, experts_of(count, layout.experts, rank)
+        specs = [spec for spec in on_rank[pp] if spec.expert is None or spec.expert in held]
+        yield tuple(_rank_params(specs, layout, rank, stage_of[pp], tied))
+
+
+def _rank_params(
+    held: Sequence[TensorSpec], layout: Layout, rank: int, stage_of: Mapping[int | str, int], tied: Collection[str]
+) -> Iterator[LocalParam]:
+    """Yields the parameters of a rank that holds these tensors; `stage_of` has the stages of its layers."""
     dense, experts = layout.dense, layout.experts
-    held = experts_of(table, layout, rank)
     family = "dense" if experts == dense else "experts"
-    specs_held = [s for s in table if s.layer in stage_of and (s.expert is None or s.expert in held)]
-    names = {spec.name for spec in specs_held}
+    names = {spec.name for spec in held}
     members: dict[str, list[TensorSpec]] = {}
-    for spec in specs_held:
+    for spec in held:
         if spec.alias not in names:
             members.setdefault(spec.param or spec.name, []).append(spec)
-    return tuple(
-        replace(
-            _local_param(name, specs, dense if specs[0].expert is None else experts, rank),
-            stage=stage_of[specs[0].layer],
-            tied=specs[0].name in tied,
-            shared_by="dense" if specs[0].expert is None else family,
+    for name, specs in members.items():
+        first = specs[0]
+        yield replace(
+            _local_param(name, specs, dense if first.expert is None else experts, rank),
+            stage=stage_of[first.layer],
+            tied=first.name in tied,
+            shared_by="dense" if first.expert is None else family,
         )
-        for name, specs in members.items()
-    )
 
 
-def experts_of(table: Table, layout: Layout, rank: int) -> range:
-    """Returns the numbers of the experts that a rank holds in each layer: consecutive ones, as many as others.
+def experts_of(count: int, spread: Spread, rank: int) -> range:
+    """Returns the numbers of the experts, of `count` in each layer, that a rank holds: consecutive, as many as others.
 
     Raises:
         ParallelError: ep does not divide the number of experts.
     """
-    count, spread = num_experts(table), layout.experts
     if count % spread.ep:
         raise ParallelError(
             f"num_experts % ep = {count} % {spread.ep} = {count % spread.ep}, and it must be 0: every rank holds as "

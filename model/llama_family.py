@@ -106,7 +106,7 @@ class Family:
             else:
                 gate_up, down = f"{prefix}.mlp.gate_up_proj.weight", f"{prefix}.mlp.down_proj.weight"
                 inner, of = layer.feed_forward.inner, "intermediate_size"
-                yield from _swiglu(f"{prefix}.mlp", Names(), (hidden, inner, of), index, gate_up, down)
+                yield from _swiglu([(f"{prefix}.mlp", None)], Names(), (hidden, inner, of), index, gate_up, down)
         yield TensorSpec("model.norm.weight", (hidden,), layer="last", init="ones")
         tied = EMBEDDING if config.tie_word_embeddings else ""
         yield TensorSpec("lm_head.weight", (config.vocab_size, hidden), _VOCAB, "last", alias=tied)
@@ -138,10 +138,9 @@ class Family:
             yield TensorSpec(
                 f"{stored}.{bias}", shape, None, layer, f"{own}.{bias}", init="zeros", trainable=False, dtype="F32"
             )
-        for expert in range(experts.num_experts):
-            where = f"{stored}.experts.{expert}"
-            gate_up, down = f"{own}.experts.gate_up_proj", f"{own}.experts.down_proj"
-            yield from _swiglu(where, names, (hidden, experts.inner, of), layer, gate_up, down, expert)
+        gate_up, down = f"{own}.experts.gate_up_proj", f"{own}.experts.down_proj"
+        places = [(f"{stored}.experts.{expert}", expert) for expert in range(experts.num_experts)]
+        yield from _swiglu(places, names, (hidden, experts.inner, of), layer, gate_up, down)
         if experts.shared is not None:
             yield from self._shared(hidden, experts.shared, prefix, layer)
 
@@ -149,23 +148,28 @@ class Family:
         stored = f"{prefix}.{self.expert_names.block}.{self.expert_names.shared}"
         own, of = f"{prefix}.mlp.shared_expert", "intermediate size of the shared expert"
         gate_up, down = f"{own}.gate_up_proj.weight", f"{own}.down_proj.weight"
-        yield from _swiglu(stored, Names(), (hidden, shared.inner, of), layer, gate_up, down)
+        yield from _swiglu([(stored, None)], Names(), (hidden, shared.inner, of), layer, gate_up, down)
         if self.shared_gate:
             gate = f"{own}_gate.weight"
             yield TensorSpec(f"{stored}_gate.weight", (1, hidden), None, layer, gate, partial_grad=True)
 
 
 def _swiglu(
-    prefix: str,
+    places: Sequence[tuple[str, int | None]],
     names: Names,
     sizes: tuple[int, int, str],
     layer: int,
     gate_up: str,
     down: str,
-    expert: int | None = None,
 ) -> Iterator[TensorSpec]:
+    """Yields the tensors of a layer's SwiGLUs of one size, each at a prefix, with the number of its expert."""
     hidden, inner, of = sizes
     rows, columns = Split(0, of=of), Split(1, of=of)
-    yield TensorSpec(f"{prefix}.{names.gate}.weight", (inner, hidden), rows, layer, gate_up, expert=expert)
-    yield TensorSpec(f"{prefix}.{names.up}.weight", (inner, hidden), rows, layer, gate_up, expert=expert)
-    yield TensorSpec(f"{prefix}.{names.down}.weight", (hidden, inner), columns, layer, down, expert=expert)
+    parts = (
+        (names.gate, (inner, hidden), rows, gate_up),
+        (names.up, (inner, hidden), rows, gate_up),
+        (names.down, (hidden, inner), columns, down),
+    )
+    for prefix, expert in places:
+        for name, shape, split, param in parts:
+            yield TensorSpec(f"{prefix}.{name}.weight", shape, split, layer, param, expert=expert)

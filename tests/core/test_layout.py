@@ -18,7 +18,7 @@ def test_layers_go_to_pipeline_ranks_in_order_and_round_robin() -> None:
     table = tuple(TensorSpec(str(layer), (1,), None, layer) for layer in range(8))
 
     def place(layout: Layout) -> list[list[range]]:
-        return [[stage.layers for stage in stages(table, layout, pp)] for pp in range(layout.pp)]
+        return [[stage.layers for stage in held] for held in stages(table, layout)]
 
     assert place(Layout(pp=2)) == [[range(4)], [range(4, 8)]]
     assert place(Layout(pp=3)) == [[range(2)], [range(2, 5)], [range(5, 8)]]
@@ -31,7 +31,7 @@ def test_only_the_ends_of_the_pipeline_hold_tensors_outside_of_layers() -> None:
     first, last = TensorSpec("embed", (1,)), TensorSpec("head", (1,), layer="last")
     table = (first, *(TensorSpec(str(layer), (1,), None, layer) for layer in range(4)), last)
     layout = Layout(pp=2, virtual_stages=2)
-    held = [[(s.holds(first), s.holds(last)) for s in stages(table, layout, pp)] for pp in range(2)]
+    held = [[(s.holds(first), s.holds(last)) for s in stages] for stages in stages(table, layout)]
     assert held == [[(True, False), (False, False)], [(False, False), (False, True)]]
 
 

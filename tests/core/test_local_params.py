@@ -1,5 +1,7 @@
 """The parameters of one position, and the boxes in them."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import given
 from tk.core.errors import ParallelError
 from tk.core.geometry import Box
 from tk.core.layout import Layout
-from tk.core.local_params import LocalParam, local_params
+from tk.core.local_params import LocalParam, local_params, params_of_ranks
 from tk.core.tensors import Split, TensorSpec, num_experts, split_boxes
 from tk.tests.core.layouts import HEAD, layouts, tables
 from tk.tests.example_counts import examples
@@ -60,6 +62,28 @@ def test_the_number_of_experts_is_a_multiple_of_ep() -> None:
         ParallelError, match=r"num_experts % ep = 6 % 4 = 2, and it must be 0.*Use a divisor of 6 as ep"
     ):
         local_params(table, Layout(dp=4, ep=4), 0)
+
+
+class CountedTable(tuple[TensorSpec, ...]):
+    """A table that counts how often it is looked through."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[TensorSpec]:
+        type(self).looks += 1
+        return super().__iter__()
+
+
+def test_a_table_is_looked_through_as_often_for_many_ranks_as_for_one() -> None:
+    """A plan makes the parameters of one rank of each pipeline stage, of 100,000 tensors."""
+    table = CountedTable(TensorSpec(str(layer), (4, 4), None, layer) for layer in range(64))
+    layout, looks = Layout(tp=2, pp=64), []
+    for ranks in (range(1), range(0, 128, 2)):
+        CountedTable.looks = 0
+        found = list(params_of_ranks(table, layout, ranks))
+        looks.append(CountedTable.looks)
+        assert found == [local_params(table, layout, rank) for rank in ranks]
+    assert looks == [4, 4]
 
 
 def test_replicated_heads_are_owned_by_the_lowest_rank() -> None:

@@ -35,8 +35,10 @@ def frozen_tensors(table: Sequence[TensorSpec], patterns: Iterable[str]) -> froz
             near = difflib.get_close_matches(pattern, known, n=1, cutoff=0.0)
             raise ConfigError(f"[train] freeze: {pattern!r} matches no parameter; the nearest is {near[0]!r}.")
         found |= matched
+    if not found:
+        return frozenset()
     _check_whole(table, found)
-    if found and all((spec.alias or spec.name) in found for spec in table if spec.trainable):
+    if all((spec.alias or spec.name) in found for spec in table if spec.trainable):
         raise ConfigError("[train] freeze leaves no parameter to train: freeze fewer.")
     return frozenset(found)
 

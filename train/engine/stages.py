@@ -60,7 +60,7 @@ def build_stages(
             recompute=recompute,
             mlp_block=mlp_block,
         )
-        for stage in stages(table, mesh.layout, mesh.coordinates.pp)
+        for stage in stages(table, mesh.layout)[mesh.coordinates.pp]
     )
 
 

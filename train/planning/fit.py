@@ -1,6 +1,6 @@
 """The least offload with which a run fits into the memory of its ranks (no torch)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Final, get_args
@@ -85,12 +85,13 @@ def excess(run: PlannedRun, limit: MemoryLimit, machines: Machines) -> tuple[int
     memory = run.memory()
     if not limit.on_gpu:
         return max(0, max(run.cpu_memory(memory)) - limit.rank), 0
-    on_host = per_host(_of_all_ranks(run, memory), machines.ranks_of_a_host(run.layout.world_size))
+    on_host = _on_host(run, memory, machines.ranks_of_a_host(run.layout.world_size))
     return max(0, max(placed.on_device for placed in memory) - limit.rank), max(0, on_host - limit.host)
 
 
-def _of_all_ranks(run: PlannedRun, memory: tuple[PlacedBytes, ...]) -> list[int]:
-    return [placed.on_host for placed in memory for _ in range(run.layout.stage_size)]
+def _on_host(run: PlannedRun, memory: Sequence[PlacedBytes], neighbours: int) -> int:
+    """Returns the bytes of the fullest host, beside GPUs."""
+    return per_host([placed.on_host for placed in memory], run.layout.stage_size, neighbours)
 
 
 def _refusal(run: PlannedRun, limit: MemoryLimit, machines: Machines) -> str:
@@ -105,7 +106,7 @@ def _refusal(run: PlannedRun, limit: MemoryLimit, machines: Machines) -> str:
     text = f"Nothing fits into {_limit(limit)}. With {_words(run.config.offload)} a rank needs {format_bytes(needed)}"
     if limit.on_gpu:
         neighbours = machines.ranks_of_a_host(run.layout.world_size)
-        text += f", and a host {format_bytes(per_host(_of_all_ranks(run, memory), neighbours))}"
+        text += f", and a host {format_bytes(_on_host(run, memory, neighbours))}"
     return f"{text}; the largest part left is {largest}, {format_bytes(parts[largest])}."
 
 

@@ -1,6 +1,6 @@
 """The machines of a planned run: how many they are, and how fast offload can move bytes there (no torch)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...core.integers import ceil_div
@@ -50,13 +50,15 @@ class Machines:
         return sum(time for name, time in times.items() if on_gpu or name not in ("down", "up"))
 
 
-def per_host(of_ranks: list[int], ranks_of_a_host: int) -> int:
+def per_host(by_stage: Sequence[int], stage_size: int, ranks_of_a_host: int) -> int:
     """Returns the most bytes of the ranks of one host.
 
     Args:
-        of_ranks: the bytes of each rank.
+        by_stage: the bytes of each rank of a pipeline stage, by stage.
+        stage_size: the number of ranks of a pipeline stage, which are consecutive.
         ranks_of_a_host: the number of ranks on a host, which are consecutive.
     """
+    of_ranks = [size for size in by_stage for _ in range(stage_size)]
     return max(sum(part) for part in _runs(of_ranks, ranks_of_a_host))
 
 

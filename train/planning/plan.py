@@ -7,6 +7,7 @@ from typing import Any
 
 from ...core.cuda import count_gpus
 from ...core.errors import ConfigError
+from ...core.garbage import no_garbage_collection
 from ...core.layout import Layout
 from ...core.machine_memory import machine_memory
 from ...core.progress import format_bytes, format_count
@@ -88,6 +89,7 @@ def _with_total(parts: Mapping[str, int]) -> dict[str, int]:
     return {**parts, "total": sum(parts.values())}
 
 
+@no_garbage_collection()
 def make_plan(config: TrainConfig, num_ranks: int | None, resume: str = "auto", *, here: bool = False) -> RunPlan:
     """Plans a run.
 

@@ -61,10 +61,10 @@ def _host_lines(plan: RunPlan, machines: Machines) -> list[str]:
     """Returns what the ranks of a host take of its memory and its disk together."""
     world_size = plan.layout.world_size
     count = machines.ranks_of_a_host(world_size)
-    places = [placed for placed in plan.memory for _ in range(plan.layout.stage_size)]
+    stage_size = plan.layout.stage_size
     sizes = {
-        "memory beside GPUs": per_host([placed.on_host for placed in places], count),
-        "disk": per_host([placed.on_disk for placed in places], count),
+        "memory beside GPUs": per_host([placed.on_host for placed in plan.memory], stage_size, count),
+        "disk": per_host([placed.on_disk for placed in plan.memory], stage_size, count),
     }
     if count == 1 or not any(sizes.values()):
         return []

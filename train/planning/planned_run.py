@@ -8,7 +8,7 @@ from ...core.buckets import buckets
 from ...core.dtypes import by_name
 from ...core.integers import ceil_div
 from ...core.layout import Layout, Stage, stages
-from ...core.local_params import LocalParam, local_params
+from ...core.local_params import LocalParam, params_of_ranks
 from ...core.progress import format_bytes
 from ...core.tensors import Table
 from ...model.config import ModelConfig
@@ -244,8 +244,8 @@ def prepare_run(config: TrainConfig, num_ranks: int | None, resume: str = "auto"
         model=model,
         spec=spec,
         table=table,
-        stages=tuple(stages(table, layout, pp) for pp in range(layout.pp)),
-        ranks=tuple(local_params(table, layout, pp * layout.stage_size) for pp in range(layout.pp)),
+        stages=stages(table, layout),
+        ranks=tuple(params_of_ranks(table, layout, range(0, layout.world_size, layout.stage_size))),
         num_micro_batches=num_micro_batches,
         simulation=simulate(schedule),
         notes=(*notes(config, layout), *absent),

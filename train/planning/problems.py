@@ -115,10 +115,11 @@ def _tensors(layout: Layout, table: Table) -> Iterator[str]:
 
 
 def _experts(layout: Layout, table: Table) -> Iterator[str]:
-    if layout.experts != layout.dense and num_experts(table) == 0:
+    count = num_experts(table)
+    if layout.experts != layout.dense and count == 0:
         yield "[parallel] ep and expert_tp spread experts over ranks, but the model has none. Leave both out."
     try:
-        experts_of(table, layout, 0)
+        experts_of(count, layout.experts, 0)
     except ParallelError as error:
         yield str(error)
 
