@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     show_default=True,
     metavar="FILE|default|all",
     type=PATH_TEXT,
-    help="default: a selection in which any three axes' values meet (any two, for [offload]); all: every layout; FILE: "
+    help="default: a selection in which any three axes' values meet (of some axes any two); all: every layout; FILE: "
     "a TOML or JSON list.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -137,7 +137,7 @@ def _choose(layouts: str, subject: "Subject", nproc: int, complete: bool) -> tup
 def _describe(matrix: "Matrix", num_chosen: int, complete: bool) -> str:
     words = f"{matrix.num_layouts} of {matrix.num_combinations} combinations are valid, distinct layouts"
     if num_chosen < matrix.num_layouts:
-        words += f"; {num_chosen} of them, in which any three axes' values meet (any two, for offload), are compared"
+        words += f"; {num_chosen} of them, in which any three axes' values meet (of some axes any two), are compared"
     reasons = matrix.left_out().most_common() if complete else []
     return f"{words}." + "".join(f"\n  left out {count}: {reason.rstrip('.')}." for reason, count in reasons)
 

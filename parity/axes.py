@@ -132,7 +132,7 @@ _ALL: Final = (
         of_model=True,
         checked_with=(("tp", "pp", "schedule", "tied"),),
     ),
-    ParityAxis("experts", ("none", "mixtral", "qwen2_moe"), of_model=True, checked_with=(("tp", "pp"),)),
+    ParityAxis("experts", ("none", "mixtral", "qwen2_moe", "glm4_moe"), of_model=True, checked_with=(("tp", "pp"),)),
     ParityAxis(
         "ep",
         (1, 2, 4),
@@ -174,7 +174,16 @@ _ALL: Final = (
         ),
     ),
     ParityAxis("packing", ("concat", "documents"), "data.packing", of_model=True),
-    ParityAxis("window", (False, True), of_model=True),
+    ParityAxis("window", (False, True), of_model=True, checked_with=(("experts",),)),
+    ParityAxis("targets", ("all", "answers"), strength=2, of_model=True),
+    ParityAxis(
+        "seq_len",
+        (16, 15),
+        "train.seq_len",
+        strength=2,
+        of_model=True,
+        checked_with=(("tp", "cp", "sequence_parallel"),),
+    ),
     ParityAxis("offload_optimizer", ("none", "cpu", "disk"), "offload.optimizer", strength=2, foreign=True),
     ParityAxis(
         "offload_gradients",

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from ..core.config import Section
 from ..train.config.sections import Tier
-from .axes import OFFLOAD_AXES
+from .axes import AXES, OFFLOAD_AXES
 
 
 class ParityLayout(Section):
@@ -21,6 +21,8 @@ class ParityLayout(Section):
         experts: the architecture whose mixtures of experts the layers have, or "none"; None = as it is configured.
         packing: as in [data]; None = as it is configured.
         window: whether a query sees only a few positions; None = as the model is configured.
+        targets: whether all tokens are targets, or those of short answers only; None = as the data are configured.
+        seq_len: the positions of a row; None = as it is configured.
         offload_optimizer, offload_gradients, offload_parameters, offload_activations: the places of these, as in
             [offload].
         foreign: whether the model is a module of torch's layers, which `initialize` trains and torch's AdamW checks,
@@ -42,10 +44,12 @@ class ParityLayout(Section):
     recompute: Literal["none", "selective", "full"] = "none"
     tied: bool | None = None
     kv_heads: Literal["heads", "fewer", "fewer than tp"] | None = None
-    experts: Literal["none", "mixtral", "qwen2_moe"] | None = None
+    experts: Literal["none", "mixtral", "qwen2_moe", "glm4_moe"] | None = None
     mlp_block: int = Field(default=0, ge=0)
     packing: Literal["concat", "documents"] | None = None
     window: bool | None = None
+    targets: Literal["all", "answers"] | None = None
+    seq_len: int | None = Field(default=None, ge=2)
     offload_optimizer: Tier = "none"
     offload_gradients: Tier = "none"
     offload_parameters: Tier = "none"
@@ -84,6 +88,8 @@ class ParityLayout(Section):
         words += [f"mlp_block {self.mlp_block}"] if self.mlp_block else []
         words += ["documents"] if self.packing == "documents" else []
         words += ["window"] if self.window else []
+        words += ["answers"] if self.targets == "answers" else []
+        words += [f"rows of {self.seq_len}"] if self.seq_len not in (None, AXES["seq_len"].values[0]) else []
         words += [f"{key} on {place}" for key, place in self.offload.items() if place != "none"]
         words += [f"kv {self.kv_heads}"] if self.kv_heads not in (None, "heads") else []
         return " ".join(words)

@@ -1,10 +1,11 @@
 """The subject of a comparison: a model with its data and optimizer, from which each layout's configuration is made."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from random import Random
+from types import MappingProxyType
 from typing import Any, Final
 
 from ..core.config import parse
@@ -22,6 +23,7 @@ from ..train.config.train_config import TrainConfig
 from ..train.context.modes import AttentionHeads, choose_mode
 from ..train.pipeline.schedules import make_schedule
 from .axes import AXES, FOREIGN_AXES
+from .built_in_data import examples, texts
 from .judge import COMPARED_UPDATES
 from .layout import ParityLayout
 
@@ -30,7 +32,16 @@ VOCAB_SIZE: Final = 301  # neither 2 nor 4 divides it
 WINDOW: Final = 5  # positions
 # With so many experts some of them are without a token in some micro-batches. Their balance weighs enough to show.
 MIXTURE: Final = {"num_local_experts": 8, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.02}
-SHARED: Final = {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 48}  # beside an expert of every token
+MIXTURES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "mixtral": {},
+        "qwen2_moe": {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 48},
+        "glm4_moe": {"moe_intermediate_size": 16, "partial_rotary_factor": 0.5, "use_qk_norm": True},
+    }
+)
+# A step moves the biases of experts by more than their scores differ. So those without a token get all of them in the
+# next step, and after some steps one expert gets every token: the experts in use move.
+BIAS_RATE: Final = 0.5
 SKIPPED_STEP: Final = 3  # of the built-in model, counted from 1: its gradients are made infinite
 # A larger learning rate would measure how training amplifies rounding, not how layouts differ: at 3e-3, changing the
 # weights of one process by 6e-8 changes the gradient norm by up to 4e-3 within 50 steps (at 1e-3: by 6e-6).
@@ -101,9 +112,9 @@ class Subject:
             return f"The model is the configuration's: {model.architecture}, hidden size {model.hidden_size}."
         return (
             f"The model is a Llama of hidden size {model.hidden_size}, {model.num_attention_heads} heads and a "
-            f"vocabulary of {VOCAB_SIZE}, or a Mixtral or\nQwen2-MoE with {MIXTURE['num_local_experts']} experts, with "
-            "one layer more than stages; all data-parallel ranks together get a\nsingle row for their last micro-batch "
-            "of 2. Gradients are clipped in every step; a decoder's are\n"
+            f"vocabulary of {VOCAB_SIZE}, or a Mixtral,\nQwen2-MoE or GLM-4.5 with {MIXTURE['num_local_experts']} "
+            "experts, with one layer more than stages; all data-parallel ranks together get a\nsingle row for their "
+            "last micro-batch of 2. Gradients are clipped in every step; a decoder's are\n"
             f"infinite in step {SKIPPED_STEP}, which is skipped.\nA foreign module, torch's own layers under "
             "`initialize`, is compared with torch's AdamW."
         )
@@ -111,8 +122,9 @@ class Subject:
     def prepare(self, folder: Path) -> None:
         """Makes the data, which the ranks only read."""
         if self.varies_model:
-            tokenizer = train_byte_level_bpe(iter(_documents()), VOCAB_SIZE, folder / "tokenizer")
-            prepare_tokens(iter(_documents()), tokenizer, folder / "tokens")
+            tokenizer = train_byte_level_bpe(iter(texts()), VOCAB_SIZE, folder / "tokenizer")
+            prepare_tokens(iter(texts()), tokenizer, folder / "tokens")
+            prepare_tokens(iter(examples()), tokenizer, folder / "answers")
         elif self.base.data.sources == "stdlib":
             prepare_stdlib(Path(self.base.data.cache), self.base.data.vocab_size)
 
@@ -124,6 +136,7 @@ class Subject:
         """
         data = self._base_data | {
             "model": self._base_data["model"] | ({} if layout.foreign else self._model(layout)),
+            "data": self._base_data["data"] | self._sources(layout),
             "train": self._base_data["train"] | ({} if layout.foreign else self._batch(layout)),
             "parallel": self._base_data["parallel"] | {"num_virtual_stages": layout.num_virtual_stages},
         }
@@ -157,14 +170,21 @@ class Subject:
         """
         rows = 2 * max(layout.pp, 2 * layout.dp) - (2 * layout.dp - 1)
         routed = {} if layout.experts in (None, "none") else {"router_z_loss_coef": MIXTURE["router_aux_loss_coef"]}
-        return {"global_batch_size": rows} | routed if self.varies_model else {}
+        rate = {"router_bias_update_rate": BIAS_RATE} if layout.experts == "glm4_moe" else {}
+        return {"global_batch_size": rows} | routed | rate if self.varies_model else {}
+
+    def _sources(self, layout: ParityLayout) -> dict[str, Any]:
+        if layout.targets != "answers":
+            return {}
+        (source,) = self._base_data["data"]["sources"]
+        return {"sources": [source | {"path": str(Path(source["path"]).with_name("answers"))}]}
 
     def _model(self, layout: ParityLayout) -> dict[str, Any]:
         result: dict[str, Any] = {}
         if self.varies_model:
             result["num_hidden_layers"] = layout.pp * layout.num_virtual_stages + 1  # one stage has one layer more
         if layout.experts not in (None, "none"):
-            result |= MIXTURE | ({} if layout.experts == "mixtral" else SHARED) | {"architecture": layout.experts}
+            result |= {**MIXTURE, **MIXTURES[layout.experts], "architecture": layout.experts}
         if layout.window:
             result |= {"sliding_window": WINDOW} | ({} if "architecture" in result else {"architecture": "mistral"})
         if layout.tied is not None:
@@ -218,20 +238,3 @@ class Subject:
     def _table(self, config: TrainConfig) -> tuple[TensorSpec, ...]:
         vocab_size = VOCAB_SIZE if self.varies_model else config.data.vocab_size
         return tensor_table(resolve(config, "never").complete(vocab_size, (), config.precision.params))
-
-
-def _documents() -> list[str]:
-    """Returns a corpus that can be learned: words of a small vocabulary, some of which often follow others.
-
-    Most documents are so short that a row holds several; others are longer than a row.
-    """
-    random = Random(0)
-    words = ["".join(random.choices("abcdefghijklmnopqrstuvwxyz", k=random.randint(2, 7))) for _ in range(60)]
-    documents = []
-    for number in range(2000):
-        place, text = random.randrange(len(words)), []
-        for _ in range(random.randint(5, 60) if number % 20 == 0 else random.randint(1, 2)):
-            place = (place * 7 + random.choice((1, 1, 1, 20))) % len(words)
-            text.append(words[place])
-        documents.append(" ".join(text) + "\n")
-    return documents

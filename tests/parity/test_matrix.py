@@ -39,18 +39,18 @@ def num_spreads(tp: int, data: int) -> int:
 def test_every_combination_is_a_layout_or_left_out_for_a_reason(everything: Matrix) -> None:
     places = 3**3 * 2  # of states, gradients and parameters; of activations
     foreign = 3 * 4 * 3 * places  # dp, ZeRO stages, shard sizes
-    kinds = 3 * 2 * 2  # of models: with experts, documents, windows
+    kinds = 4 * 2 * 2 * 2 * 2  # with experts, documents, windows, answers, rows of an odd length
     assert (
         everything.num_combinations
         == 3 * 3 * 3 * 3 * 2 * 4 * 4 * 3 * 2 * 3 * 2 * 3 * kinds * 2 * places * 3 * 3 + foreign
     )
-    assert len(AXES) == 22
+    assert len(AXES) == 24
     # By hand. (tp, pp, dp, cp) up to 8 ranks: 3 schedules at pp = 1, 4 beyond; 2 modes where cp > 1; ZeRO 1 only where
     # dp x cp > 1, and from it on as many shard sizes as that has divisors, up to 3; at tp = 1 neither sequence
-    # parallelism nor fewer kv heads than tp. The rest: 3 kinds of recomputation, tied or not. States on the device, or
-    # in 2 other places, then gradients in any of 3, and at stage 3 parameters in any of 3. Activations in any of 2,
-    # whatever the rest is. Dense MLPs are computed whole or in blocks; experts of 2 architectures are spread as the
-    # ranks of a stage allow.
+    # parallelism nor fewer kv heads than tp, and without cp no sequence parallelism in rows of an odd length. The rest:
+    # 3 kinds of recomputation, tied or not. States on the device, or in 2 other places, then gradients in any of 3, and
+    # at stage 3 parameters in any of 3. Activations in any of 2, whatever the rest is. Dense MLPs are computed whole or
+    # in blocks; experts of 3 architectures, of which one has no windows, are spread as the ranks of a stage allow.
     most, stage_3 = 1 + 2 * 3, 1 + 2 * 3 * 3
     spread = {1: 2 * most + stage_3, 2: 1 * most + 2 * (2 * most + stage_3), 4: 1 * most + 3 * (2 * most + stage_3)}
     expected = sum(spread.values())  # foreign modules
@@ -58,9 +58,10 @@ def test_every_combination_is_a_layout_or_left_out_for_a_reason(everything: Matr
     for tp, pp, dp, cp in product((1, 2, 4), (1, 2, 4), (1, 2, 4), (1, 2, 4)):
         if tp * pp * dp * cp <= 8:
             schedules, kv, modes = (3 if pp == 1 else 4), (2 if tp == 1 else 3), (1 if cp == 1 else 2)
-            experts = 2 + 2 * num_spreads(tp, dp * cp)
-            expected += schedules * modes * spread[dp * cp] * kv * (1 if tp == 1 else 2) * 3 * 2 * experts * 2 * 2
-    assert everything.num_layouts == 2 * expected == 24_477_544
+            rows = 2 if tp == 1 else 3 if cp == 1 else 4
+            models = 2 * 2 + num_spreads(tp, dp * cp) * (2 * 2 + 1)
+            expected += schedules * modes * spread[dp * cp] * kv * rows * 3 * 2 * models * 2 * 2
+    assert everything.num_layouts == 2 * expected == 111_332_920
     assert everything.left_out()["tp x pp x dp x cp is more than 8 ranks"] > 0
     assert everything.num_layouts + everything.left_out().total() == everything.num_combinations
 
@@ -101,6 +102,15 @@ def test_the_default_set_has_every_shard_size_and_foreign_modules_at_every_stage
         assert any(each.zero == zero and each.dp == 4 and each.shard_size == 2 for each in covering)
 
 
+def test_the_default_set_has_fewer_kv_heads_than_context_parallel_ranks(
+    covering: tuple[ParityLayout, ...], subject: Subject
+) -> None:
+    for mode in ("gather", "ulysses"):
+        layouts = [each for each in covering if each.cp_mode == mode and each.cp > 1]
+        heads = {(each.cp, subject.config(each).model.num_key_value_heads // each.tp) for each in layouts}
+        assert any(kv_heads < cp for cp, kv_heads in heads), mode
+
+
 def test_the_default_set_is_small_and_distinct(covering: tuple[ParityLayout, ...]) -> None:
     assert len(set(covering)) == len(covering) <= 150
     assert sum(layout.num_ranks for layout in covering) <= 1100
@@ -128,7 +138,8 @@ def test_layouts_cover_all_triples_and_all_pairs_with_offload(subject: Subject, 
         "cp_mode",
         "mlp_block",
     }
-    axes = {name: axis.values for name, axis in AXES.items() if name not in (free if fewer else {"packing", "window"})}
+    free = free if fewer else {"packing", "window"}
+    axes = {name: axis.values for name, axis in AXES.items() if name not in {*free, "targets", "seq_len"}}
     triples = [axis for axis in axes if AXES[axis].strength == 3]
     space = LayoutSpace(subject, 8, axes)
     layouts, kept = list(map(space.layout, space.rows())), list(space.covering())
