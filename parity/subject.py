@@ -36,11 +36,11 @@ MIXTURES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
         "mixtral": {},
         "qwen2_moe": {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 48},
-        "glm4_moe": {"moe_intermediate_size": 16, "partial_rotary_factor": 0.5, "use_qk_norm": True},
+        "glm4_moe": {"moe_intermediate_size": 16, "partial_rotary_factor": 0.5, "use_qk_norm": True, "n_group": 2},
     }
 )
-# A step moves the biases of experts by more than their scores differ. So those without a token get all of them in the
-# next step, and after some steps one expert gets every token: the experts in use move.
+# A step moves the biases of experts by more than their scores differ. So the experts in use move from step to step: to
+# one of the two groups, and in some steps to two experts, which all tokens take.
 BIAS_RATE: Final = 0.5
 SKIPPED_STEP: Final = 3  # of the built-in model, counted from 1: its gradients are made infinite
 # A larger learning rate would measure how training amplifies rounding, not how layouts differ: at 3e-3, changing the

@@ -60,8 +60,9 @@ def test_answers_leave_ranks_without_a_target(subject: Subject, axis: str, packi
     assert bool(lacking) == ((axis, packing) != ("dp", "documents"))
 
 
-def test_the_experts_in_use_move_and_get_all_tokens_or_none(subject: Subject) -> None:
-    trainer = trainer_of(subject, ParityLayout(experts="glm4_moe"))
+@pytest.mark.parametrize("layout", [{"dp": 2}, {"dp": 4}, {"seq_len": 15}], ids=["dp2", "dp4", "odd"])
+def test_the_experts_in_use_move_and_get_all_tokens_or_none(subject: Subject, layout: dict[str, int]) -> None:
+    trainer = trainer_of(subject, ParityLayout.model_validate(layout | {"experts": "glm4_moe"}))
     used: list[frozenset[int]] = []
     for _ in range(STEPS):
         counts_LE = torch.zeros(2, 8, dtype=torch.float64)
