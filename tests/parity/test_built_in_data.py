@@ -41,7 +41,7 @@ def targets_by_rank(subject: Subject, layout: ParityLayout) -> list[list[int]]:
             micro_batches = global_batch(trainer.inputs.train, step * rows, rows, rank, layout.dp, 2)
             for part in range(layout.cp):
                 dealt = [
-                    deal(*micro.targets.shape, micro.documents, [None], layout.cp).take(part, micro.targets, IGNORED)
+                    deal(2, 16, micro.documents, [None], layout.cp).take(part, micro.targets, IGNORED)
                     for micro in micro_batches
                 ]
                 counts.append(sum(int((targets != IGNORED).sum()) for targets in dealt))
