@@ -2,12 +2,14 @@
 
     git worktree add /tmp/before COMMIT
     python benchmarks/compare_checkouts.py /tmp/before .
+    python benchmarks/compare_checkouts.py /tmp/before . --shape benchmarks/training_mixtral.json --gigabytes 0
 
 The ranks of both checkouts run at the same time, but step in turn, so that a machine whose speed drifts slows both
 alike. A pair is one step (or one command) of each, and the first of the two alternates.
 """
 
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -16,10 +18,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 import click
 
 from tk.benchmarks.bench_checkpoint import evict, make_source, model
+from tk.benchmarks.rank_processes import RankProcesses
 from tk.core.layout import Layout
 
 TRAINING = {
@@ -32,16 +36,22 @@ TRAINING = {
     "pp 2": (1, 2, 1, 0),
 }
 WARM_UP = 2
+T = TypeVar("T")
 
 
 class Checkout:
     """One version of tk, which processes started with `environment` import as `tk`."""
 
-    def __init__(self, root: Path, work: Path, name: str, precision: str) -> None:
+    def __init__(self, root: Path, work: Path, name: str, precision: str, shape: Path | None = None) -> None:
         self.work = work / name
         self.work.mkdir()
         (self.work / "tk").symlink_to(root.resolve())
-        self.scripts = root.resolve() / "benchmarks"  # its own: they import modules where that version has them
+        self.scripts = self.work / "benchmarks"  # its own: they import modules where that version has them
+        self.scripts.mkdir()
+        for file in ("checkpoint_peers.py", "training_rank.py", "training_model.json"):
+            shutil.copy(root / "benchmarks" / file, self.scripts)
+        if shape:
+            shutil.copy(shape, self.scripts / "training_model.json")
         self.environment = os.environ | {
             "PYTHONPATH": str(self.work),
             "PYTHONDONTWRITEBYTECODE": "",  # an installed tk is compiled; compiling it in each run takes 0.1 s
@@ -61,49 +71,21 @@ class Checkout:
         return run
 
 
-class Ranks:
-    """The rank processes of one layout, each of which runs a step for every line that it reads."""
-
-    def __init__(self, checkout: Checkout, layout: Sequence[int], name: str) -> None:
-        num_ranks = layout[0] * layout[1] * layout[2]
-        folder = checkout.work / name
-        environment = checkout.environment | {
-            "OMP_NUM_THREADS": str(2 // num_ranks),
-            "OMP_WAIT_POLICY": "passive",  # threads that spin would slow the other checkout's steps
-            "TK_BENCH_STORE": f"{folder}-store",
-            "TK_BENCH_RUN": f"{folder}-run",
-        }
-        script = [sys.executable, str(checkout.scripts / "training_rank.py"), *map(str, layout), "0"]
-        self.processes = [
-            subprocess.Popen(
-                [*script, str(rank), "on-request"],
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(num_ranks)
-        ]
-
-    def step(self) -> float:
-        """Runs one step on all ranks and returns its seconds."""
-        for process in self.processes:
-            assert process.stdin
-            process.stdin.write("\n")
-            process.stdin.flush()
-        answers = [process.stdout.readline() for process in self.processes if process.stdout]
-        if not all(answers):
-            raise SystemExit("A rank ended early; its error is above.")
-        return float(answers[0])
-
-    def close(self) -> None:
-        """Ends the ranks."""
-        for process in self.processes:
-            process.communicate()
+def started(checkout: Checkout, layout: Sequence[int], name: str) -> RankProcesses:
+    """Starts the ranks of a layout."""
+    num_ranks, folder = layout[0] * layout[1] * layout[2], checkout.work / name
+    environment = checkout.environment | {
+        "OMP_NUM_THREADS": str(2 // num_ranks),
+        "OMP_WAIT_POLICY": "passive",  # threads that spin would slow the other checkout's steps
+        "TK_BENCH_STORE": f"{folder}-store",
+        "TK_BENCH_RUN": f"{folder}-run",
+    }
+    script = [sys.executable, str(checkout.scripts / "training_rank.py"), *map(str, layout), "0"]
+    return RankProcesses([*script, "{rank}", "on-request"], num_ranks, environment)
 
 
-def in_turn(before: Callable[[], float], after: Callable[[], float], pairs: int) -> list[tuple[float, float]]:
-    """Returns the seconds of both sides, pair by pair."""
+def in_turn(before: Callable[[], T], after: Callable[[], T], pairs: int) -> list[tuple[T, T]]:
+    """Returns the results of both sides, pair by pair."""
     found = []
     for number in range(pairs):
         if number % 2:
@@ -124,14 +106,16 @@ def row(name: str, pairs: Sequence[tuple[float, float]]) -> str:
 
 
 def training(before: Checkout, after: Checkout, name: str, pairs: int) -> str:
-    """Measures the steps of one layout and returns its row of the table."""
+    """Measures the steps of one layout and returns its rows: seconds, and the CPU time of a rank."""
     with ExitStack() as stack:
         ranks = []
         for checkout in (before, after):
-            ranks.append(Ranks(checkout, TRAINING[name], name))
+            ranks.append(started(checkout, TRAINING[name], name))
             stack.callback(ranks[-1].close)
         in_turn(ranks[0].step, ranks[1].step, WARM_UP)
-        return row(name, in_turn(ranks[0].step, ranks[1].step, pairs))
+        found = in_turn(ranks[0].step, ranks[1].step, pairs)
+    used = [(old.cpu_seconds, new.cpu_seconds) for old, new in found]
+    return f"{row(name, [(old.seconds, new.seconds) for old, new in found])}\n{row(f'{name}, CPU time', used)}"
 
 
 def checkpoints(before: Checkout, after: Checkout, work: Path, gigabytes: float, pairs: int) -> None:
@@ -164,14 +148,30 @@ def checkpoints(before: Checkout, after: Checkout, work: Path, gigabytes: float,
 @click.option("--pairs", default=10, show_default=True)
 @click.option("--gigabytes", default=2.0, show_default=True, help="Size of the checkpoint; 0: training only.")
 @click.option("--only", default="", help="Training layouts whose name contains this; none: checkpoints only.")
+@click.option(
+    "--shape",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A JSON file with the keys of [model] of the training rows.  [default: training_model.json]",
+)
 @click.option("--precision", type=click.Choice(["fp32", "bf16"]), default="bf16", show_default=True)
 @click.option("--folder", type=click.Path(path_type=Path), default=Path(".build"), show_default=True)
-def main(before: Path, after: Path, pairs: int, gigabytes: float, only: str, precision: str, folder: Path) -> None:
+def main(
+    before: Path,
+    after: Path,
+    pairs: int,
+    gigabytes: float,
+    only: str,
+    shape: Path | None,
+    precision: str,
+    folder: Path,
+) -> None:
     """Print the seconds of two checkouts and the ratios AFTER / BEFORE of pairs: their median and middle half."""
     folder.mkdir(exist_ok=True)
     with TemporaryDirectory(dir=folder) as name:
         work = Path(name).resolve()
-        old, new = (Checkout(root, work, name, precision) for root, name in ((before, "before"), (after, "after")))
+        old, new = (
+            Checkout(root, work, name, precision, shape) for root, name in ((before, "before"), (after, "after"))
+        )
         print("| | before, s | after, s | after / before | middle half |\n|---|---|---|---|---|", flush=True)
         for layout in TRAINING:
             if only in layout:
