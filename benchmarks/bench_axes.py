@@ -37,7 +37,7 @@ LLAMA: Final = {**_keys("training_model.json"), "num_hidden_layers": 2, "max_pos
 MIXTRAL: Final = _keys("training_mixtral.json")
 
 
-class Workload(NamedTuple):
+class AxisWorkload(NamedTuple):
     """A model with its rows, and the layouts that train it; the first is the one that the others are compared with.
 
     Attributes:
@@ -61,7 +61,7 @@ class Workload(NamedTuple):
 
 
 WORKLOADS: Final = (
-    Workload(
+    AxisWorkload(
         "Llama, 2 rows of 8,192",
         {"model": LLAMA, "train": {"seq_len": 8192}},
         2,
@@ -72,7 +72,7 @@ WORKLOADS: Final = (
         },
         0.85,
     ),
-    Workload(
+    AxisWorkload(
         "Mixtral, 8 rows of 512",
         {"model": MIXTRAL, "train": {"seq_len": 512}},
         8,
@@ -94,7 +94,7 @@ def started(command: list[str], folder: Path) -> RankProcesses:
     return RankProcesses([*command, "{rank}"], WORLD_SIZE, os.environ | peer_environment() | own)
 
 
-def commands(workload: Workload, precision: str, deepspeed: bool) -> dict[str, list[str]]:
+def commands(workload: AxisWorkload, precision: str, deepspeed: bool) -> dict[str, list[str]]:
     """Returns the commands of a workload's contenders by name."""
     rank = [sys.executable, "-m", "tk.benchmarks.axes_rank"]
     found = {
@@ -124,7 +124,7 @@ def measure(found: dict[str, list[str]], rounds: int) -> dict[str, list[Step]]:
     return steps
 
 
-def rows(workload: Workload, steps: dict[str, list[Step]]) -> list[str]:
+def rows(workload: AxisWorkload, steps: dict[str, list[Step]]) -> list[str]:
     """Returns a workload's rows of the table."""
     first, tokens = next(iter(steps)), workload.rows * workload.settings["train"]["seq_len"]
     found = []
