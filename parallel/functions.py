@@ -5,7 +5,9 @@ A tensor is *replicated* (every rank holds the same values), *partial* (the rank
 *split* (each rank holds an equal part of the sequence, dim -2).
 """
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -14,72 +16,38 @@ from ..core.integers import ceil_div
 from .collectives import all_gather_dim, all_reduce, reduce_scatter_dim
 from .mesh import Group
 
+Transform: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+
 SEQUENCE = -2  # the dim of hidden states [..., L, D] that sequence parallelism splits
 
 
-class _CopyToGroup(torch.autograd.Function):
+class _Conjugate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Group) -> torch.Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return all_reduce(grads[0].clone(memory_format=torch.contiguous_format), ctx.group), None
-
-
-class _ReduceFromGroup(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Group) -> torch.Tensor:
-        return all_reduce(x.clone(memory_format=torch.contiguous_format), group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return grads[0], None
-
-
-class _GatherSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Group) -> torch.Tensor:
-        ctx.group = group
-        return all_gather_dim(x, SEQUENCE, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return reduce_scatter_dim(grads[0], SEQUENCE, ctx.group), None
-
-
-class _ScatterSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Group) -> torch.Tensor:
-        ctx.group = group
-        return reduce_scatter_dim(x, SEQUENCE, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return all_gather_dim(grads[0], SEQUENCE, ctx.group), None
-
-
-class _DealSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Group) -> torch.Tensor:
-        ctx.group, ctx.length = group, x.shape[SEQUENCE]
-        return _own_part(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _all_parts(grads[0], ctx.length, ctx.group), None
-
-
-class _CollectSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, length: int, group: Group) -> torch.Tensor:
-        ctx.group = group
-        return _all_parts(x, length, group)
+    def forward(ctx: Any, x: torch.Tensor, there: Transform, back: Transform) -> torch.Tensor:
+        ctx.back = back
+        return there(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _own_part(grads[0], ctx.group), None, None
+        return ctx.back(grads[0]), None, None
+
+
+def conjugate(x: torch.Tensor, there: Transform, back: Transform) -> torch.Tensor:
+    """Returns there(x), whose backward is `back`: a linear map on all ranks together, and its transpose."""
+    return _Conjugate.apply(x, there, back)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _same(x: torch.Tensor) -> torch.Tensor:
+    return x.view_as(x)
+
+
+def _summed(x: torch.Tensor, group: Group) -> torch.Tensor:
+    return all_reduce(x.clone(memory_format=torch.contiguous_format), group)
+
+
+def _gather_and_scatter(group: Group) -> tuple[Transform, Transform]:
+    """Returns the all-gather of a split tensor, and the reduce-scatter of a partial one."""
+    return partial(all_gather_dim, dim=SEQUENCE, group=group), partial(reduce_scatter_dim, dim=SEQUENCE, group=group)
 
 
 def _own_part(x: torch.Tensor, group: Group) -> torch.Tensor:
@@ -101,7 +69,8 @@ def deal_sequence(x: torch.Tensor, group: Group) -> torch.Tensor:
     """
     if group.size == 1:
         return x
-    return _DealSequence.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
+    whole = partial(_all_parts, length=x.shape[SEQUENCE], group=group)
+    return conjugate(x, partial(_own_part, group=group), whole)
 
 
 def collect_sequence(x: torch.Tensor, length: int, group: Group) -> torch.Tensor:
@@ -111,7 +80,7 @@ def collect_sequence(x: torch.Tensor, length: int, group: Group) -> torch.Tensor
     """
     if group.size == 1:
         return x
-    return _CollectSequence.apply(x, length, group)  # type: ignore[no-any-return, no-untyped-call]
+    return conjugate(x, partial(_all_parts, length=length, group=group), partial(_own_part, group=group))
 
 
 def enter_block(x: torch.Tensor, group: Group, sequence_parallel: bool = False) -> torch.Tensor:
@@ -123,8 +92,9 @@ def enter_block(x: torch.Tensor, group: Group, sequence_parallel: bool = False) 
     """
     if group.size == 1:
         return x
-    function = _GatherSequence if sequence_parallel else _CopyToGroup
-    return function.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
+    if not sequence_parallel:
+        return conjugate(x, _same, partial(_summed, group=group))
+    return conjugate(x, *_gather_and_scatter(group))
 
 
 def leave_block(x: torch.Tensor, group: Group, sequence_parallel: bool = False) -> torch.Tensor:
@@ -136,5 +106,7 @@ def leave_block(x: torch.Tensor, group: Group, sequence_parallel: bool = False) 
     """
     if group.size == 1:
         return x
-    function = _ScatterSequence if sequence_parallel else _ReduceFromGroup
-    return function.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
+    if not sequence_parallel:
+        return conjugate(x, partial(_summed, group=group), _same)
+    gather, scatter = _gather_and_scatter(group)
+    return conjugate(x, scatter, gather)

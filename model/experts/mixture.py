@@ -7,6 +7,8 @@ A shared expert is always split over these ranks, as a dense block is.
 Letters: T tokens, D hidden size, E experts, K of them per token.
 """
 
+from functools import partial
+
 import torch
 from torch import nn
 
@@ -48,12 +50,12 @@ class MixtureOfExperts(nn.Module):
         given_ND, x_ND = x_ND, self.spread.enter(x_ND)
         x_TD, shape = x_ND.flatten(0, -2), x_ND.shape[:-1]
         choice: ExpertChoice = self.gate(x_TD)
-        sums_TD = self.spread.sums(x_TD, choice, self.experts)
-        if self.shared_expert is not None and self.spread.is_split:
-            sums_TD = sums_TD + self.shared_expert(x_TD, self.shared_expert_gate)
+        sums_TD, shared = self.spread.sums(x_TD, choice, self.experts, partial(self._shared, given_ND, x_TD))
+        if shared is not None and self.spread.is_split:
+            sums_TD = sums_TD + shared
         y_ND = self.spread.leave(sums_TD.unflatten(0, shape), length)
-        if self.shared_expert is not None and not self.spread.is_split:
-            y_ND = y_ND + self._shared(given_ND)
+        if shared is not None and not self.spread.is_split:
+            y_ND = y_ND + shared
         if balance is None:
             return y_ND
         probabilities_BLE = self.spread.whole(choice.probabilities_TE.unflatten(0, shape), length)
@@ -67,9 +69,15 @@ class MixtureOfExperts(nn.Module):
         log_sums_BL = self.spread.whole(log_sums_T1.unflatten(0, shape), length).squeeze(-1)
         return balance.attach_z(self.layer, y_ND, log_sums_BL, self.num_sparse_layers, self.spread.num_shares)
 
-    def _shared(self, x_ND: torch.Tensor) -> torch.Tensor:
-        """Returns the output of the shared expert, whose tokens come and go apart from those of the others."""
-        assert self.shared_expert is not None
+    def _shared(self, x_ND: torch.Tensor, entered_TD: torch.Tensor) -> torch.Tensor | None:
+        """Returns the output of the shared expert, None without one.
+
+        It is a part of the sums of split experts. With others its tokens come and go apart from theirs.
+        """
+        if self.shared_expert is None:
+            return None
+        if self.spread.is_split:
+            return self.shared_expert(entered_TD, self.shared_expert_gate)  # type: ignore[no-any-return]
         x_ND = enter_block(x_ND, self.tp, self.sequence_parallel)
         y_TD = self.shared_expert(x_ND.flatten(0, -2), self.shared_expert_gate)
         return leave_block(y_TD.unflatten(0, x_ND.shape[:-1]), self.tp, self.sequence_parallel)

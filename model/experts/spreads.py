@@ -8,7 +8,9 @@ each computes a part of it for the tokens of all of them.
 Letters: T tokens, D hidden size, E experts, K of them per token, P pairs of a token and one of its experts.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol, TypeAlias
 
 import torch
 
@@ -16,13 +18,15 @@ from ...parallel.collectives import all_gather, all_gather_dim
 from ...parallel.functions import SEQUENCE, collect_sequence, deal_sequence, enter_block, leave_block
 from ...parallel.layers import ExpertRanks
 from ...parallel.mesh import Group
-from ...parallel.row_exchange import RowExchange, dispatch_rows, return_rows
+from ...parallel.row_exchange import RowExchange, return_rows, start_dispatch
 from ..placement import Placement
 from ..recompute import recomputed
 from .exchange_plan import ExchangePlan, Round, plan_exchange
 from .experts import Experts
 from .router import ExpertChoice
 from .token_pairs import TokenPairs
+
+Beside: TypeAlias = Callable[[], torch.Tensor | None]  # computes the shared expert, if there is one
 
 
 class ExpertSpread(Protocol):
@@ -39,8 +43,13 @@ class ExpertSpread(Protocol):
     def enter(self, x_ND: torch.Tensor) -> torch.Tensor:
         """Returns the tokens that this rank routes, from hidden states [..., D]."""
 
-    def sums(self, x_TD: torch.Tensor, choice: ExpertChoice, experts: Experts) -> torch.Tensor:
-        """Returns the weighted sums of the experts of these tokens, [T, D], as `leave` takes them."""
+    def sums(
+        self, x_TD: torch.Tensor, choice: ExpertChoice, experts: Experts, beside: Beside
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Returns the weighted sums of the experts of these tokens, [T, D], as `leave` takes them, and beside().
+
+        `beside` is called once, while tokens are on their way.
+        """
 
     def leave(self, y_ND: torch.Tensor, length: int) -> torch.Tensor:
         """Returns hidden states, spread as those that `enter` got, of sequences of a length."""
@@ -59,12 +68,14 @@ class SplitExperts:
     def enter(self, x_ND: torch.Tensor) -> torch.Tensor:
         return enter_block(x_ND, self.tp, self.sequence_parallel)
 
-    def sums(self, x_TD: torch.Tensor, choice: ExpertChoice, experts: Experts) -> torch.Tensor:
+    def sums(
+        self, x_TD: torch.Tensor, choice: ExpertChoice, experts: Experts, beside: Beside
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         chosen_TK, order_TK = choice.chosen_TK.sort(dim=-1)
         pairs = TokenPairs.by_expert(chosen_TK)
         counts_E = chosen_TK.flatten().bincount(minlength=experts.num_experts).tolist()
         y_PD = experts(pairs.spread(x_TD), counts_E)
-        return pairs.weighted_sum(y_PD, choice.weights_TK.gather(-1, order_TK))
+        return pairs.weighted_sum(y_PD, choice.weights_TK.gather(-1, order_TK)), beside()
 
     def leave(self, y_ND: torch.Tensor, length: int) -> torch.Tensor:
         return leave_block(y_ND, self.tp, self.sequence_parallel)
@@ -89,7 +100,9 @@ class ExchangedExperts:
     def enter(self, x_ND: torch.Tensor) -> torch.Tensor:
         return x_ND if self.sequence_parallel else deal_sequence(x_ND, self.tp)
 
-    def sums(self, x_TD: torch.Tensor, choice: ExpertChoice, experts: Experts) -> torch.Tensor:
+    def sums(
+        self, x_TD: torch.Tensor, choice: ExpertChoice, experts: Experts, beside: Beside
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         # the tokens of all ranks that share an expert; with one rank these functions do nothing
         x_TD, weights_TK = (enter_block(each, self.expert_tp, True) for each in (x_TD, choice.weights_TK))
         chosen_TK, order_TK = all_gather_dim(choice.chosen_TK, SEQUENCE, self.expert_tp).sort(dim=-1)
@@ -98,28 +111,33 @@ class ExchangedExperts:
         counts_RE = torch.stack(all_gather(counts_E, self.ep)).cpu().numpy()
         plan = plan_exchange(counts_RE, self.ep.rank)
         pairs = pairs.arranged(torch.from_numpy(plan.order_P).to(x_TD.device))
-        y_PD = self._in_rounds(pairs.spread(x_TD), plan, experts)
+        y_PD, computed = self._in_rounds(pairs.spread(x_TD), plan, experts, beside)
         sums_TD = pairs.weighted_sum(y_PD, weights_TK.gather(-1, order_TK))
-        return leave_block(sums_TD, self.expert_tp, True)
+        return leave_block(sums_TD, self.expert_tp, True), computed
 
-    def _in_rounds(self, x_PD: torch.Tensor, plan: ExchangePlan, experts: Experts) -> torch.Tensor:
+    def _in_rounds(
+        self, x_PD: torch.Tensor, plan: ExchangePlan, experts: Experts, beside: Beside
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         again = self.recompute and len(plan.rounds) > 1
-        sizes = [sum(each.sent) for each in plan.rounds]
-        return torch.cat(
-            [
-                recomputed(self._round, rows, each, experts) if again else self._round(rows, each, experts)
-                for rows, each in zip(x_PD.split(sizes), plan.rounds, strict=True)
-            ]
-        )
+        run = partial(recomputed, self._round) if again else self._round
+        first, *others = x_PD.split([sum(each.sent) for each in plan.rounds])
+        y_PD, computed = run(first, plan.rounds[0], experts, beside)
+        parts = [run(*part, experts, lambda: None)[0] for part in zip(others, plan.rounds[1:], strict=True)]
+        return torch.cat([y_PD, *parts]), computed
 
-    def _round(self, x_PD: torch.Tensor, current: Round, experts: Experts) -> torch.Tensor:
-        """Returns the outputs of a round's pairs. On every rank it runs the same operations and keeps as many tensors.
+    def _round(
+        self, x_PD: torch.Tensor, current: Round, experts: Experts, beside: Beside
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Returns the outputs of a round's pairs, and beside(), which is computed while they are on their way.
 
-        Otherwise ranks would differ in where a recomputation ends, and then in its collectives.
+        On every rank it runs the same operations and keeps as many tensors. Otherwise ranks would differ in where a
+        recomputation ends, and then in its collectives.
         """
         order = torch.from_numpy(current.order).to(x_PD.device)
         exchange = RowExchange(self.ep, current.sent, current.received, order)
-        return return_rows(experts(dispatch_rows(x_PD, exchange), current.counts), exchange)
+        arrived = start_dispatch(x_PD, exchange)
+        computed = beside()
+        return return_rows(experts(arrived(), current.counts), exchange), computed
 
     def leave(self, y_ND: torch.Tensor, length: int) -> torch.Tensor:
         return y_ND if self.sequence_parallel else self.whole(y_ND, length)

@@ -19,7 +19,8 @@ from tk.model.placement import Placement
 from tk.model.recompute import Recompute
 from tk.model.registry import decoder_spec
 from tk.model.spec import ExpertsSpec
-from tk.parallel.collectives import all_reduce
+from tk.parallel import row_exchange
+from tk.parallel.collectives import PendingResult, all_reduce, start_all_to_all
 from tk.parallel.layers import ExpertRanks, LayerContext
 from tk.parallel.mesh import Mesh
 from tk.tests.rank_pool import RankPool
@@ -137,6 +138,47 @@ def close(mine: torch.Tensor, expected: torch.Tensor, what: str) -> None:
     assert off < 1e-5, f"{what}: {off}"
 
 
+def flights(mesh: Mesh, at_once: bool) -> tuple[list[str], list[torch.Tensor]]:
+    """Returns what happens in forward and backward of a mixture, in order, and its outputs and gradients.
+
+    Args:
+        at_once: whether an exchange ends before anything else begins.
+    """
+    events: list[str] = []
+
+    def arrive(rows: torch.Tensor) -> torch.Tensor:
+        events.append("arrive")
+        return rows
+
+    def start(*arguments: Any) -> PendingResult:
+        events.append("leave")
+        pending = start_all_to_all(*arguments)
+        if at_once:
+            pending = PendingResult(pending.wait())
+        return pending.then(arrive)
+
+    mixture = mixture_at("qwen2_moe", mesh, reference("qwen2_moe"), "none")
+    assert mixture.shared_expert is not None
+    mixture.shared_expert.register_forward_hook(lambda *_: events.append("shared"))
+    for name, parameter in mixture.shared_expert.named_parameters():
+        parameter.register_hook(lambda _, name=name: events.append(name.removesuffix("_proj.weight")))
+    batch = batch_of(mesh.coordinates.dp, 9, "chance")
+    x_TD = batch.x_TD.clone().requires_grad_()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_exchange, "start_all_to_all", start)
+        y_TD = mixture(x_TD)
+        y_TD.backward(batch.grad_TD)
+    return events, [y_TD, gradient(x_TD), *map(gradient, mixture.parameters())]
+
+
+def check_flights(axes: dict[str, Any]) -> None:
+    mesh = Mesh.build(Layout(**axes), num_kv_heads=2)
+    events, values = flights(mesh, at_once=False)
+    forward = ["leave", "shared", "arrive", "leave", "arrive"]
+    assert events == [*forward, "leave", "arrive", "leave", "down", "gate_up", "arrive"]
+    assert all(map(torch.equal, values, flights(mesh, at_once=True)[1]))
+
+
 def check(axes: dict[str, Any], names: list[str], recompute: Recompute, sequence_parallel: bool = False) -> None:
     """Compares one rank's outputs and gradients with those of all tokens in one process."""
     world = torch.distributed.get_world_size()
@@ -209,6 +251,11 @@ def test_four_ranks_compute_the_block_of_transformers(
     rank_pool: RankPool, axes: dict[str, Any], recompute: str
 ) -> None:
     rank_pool.run(check, 4, axes=axes, names=["mixtral"], recompute=recompute)
+
+
+@pytest.mark.parametrize("axes", [{"dp": 2, "ep": 2}, {"tp": 2, "ep": 2}], ids=str)
+def test_the_shared_expert_is_computed_while_tokens_are_on_their_way(rank_pool: RankPool, axes: dict[str, int]) -> None:
+    rank_pool.run(check_flights, 2, axes=axes)
 
 
 @pytest.mark.parametrize("axes", [{"ep": 2, "tp": 2}, {"ep": 2, "expert_tp": 2, "tp": 2}], ids=str)
