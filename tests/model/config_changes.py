@@ -36,6 +36,8 @@ REFUSALS = (  # of transformers
 )
 WINDOWLESS = "Could not find a `sliding_window` argument"
 HEADLESS = "unsupported operand type(s) for *: 'NoneType' and 'float'"
+# Of experts outside of a token's groups transformers makes zeros, all alike: it then takes any of them.
+TOO_FEW = "fewer than num_experts_per_tok"
 TOLERANCE = 2e-3  # of |difference| / (1 + |logit|) in fp32
 # Values to try, for keys of which the default and its neighbour are not enough.
 VALUES: Final[Mapping[str, list[Any]]] = {
@@ -190,6 +192,8 @@ class Reader:
         mine = self.mine()
         if isinstance(mine, str) and self._is_named(change, mine) and any(map(self._may_be_refused, change)):
             return ""
+        if isinstance(mine, str) and TOO_FEW in mine and "n_group" in self.architecture.options:
+            return ""
         theirs = self.theirs()
         if isinstance(mine, str):
             return "" if isinstance(theirs, str) else f"transformers reads it, and tk refuses it: {mine}"
@@ -244,9 +248,6 @@ class Reader:
         }
         elsewhere = {*NEUTRAL, *ROPE_KEYS, *QUANTIZED, "dtype", "torch_dtype", "layer_types"} - own.defaults.keys()
         second_names = {name for names in own.keys.values() for name in names[1:]}
-        # transformers chooses at random among excluded experts if groups have too few.
-        grouped = {"n_group", "topk_group", "n_routed_experts", "num_local_experts", "num_experts_per_tok"}
-        elsewhere |= grouped if "n_group" in own.options else set()
         return key in elsewhere | own.requires.keys() | second_names | fewer_tensors
 
     def _harmless(self) -> frozenset[str]:

@@ -22,6 +22,7 @@ from tk.tests.model.architectures import ENTRIES, VOCAB
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no compiler")
 TOKENS = np.random.default_rng(0).integers(0, VOCAB, 64).tolist()
+GLM = pytest.param("glm4_moe", marks=pytest.mark.matrix)
 SHAPES = [
     (Grouping(8, 128), 256, 96, 1),
     (Grouping(4, 32), 64, 70, 1),
@@ -85,7 +86,9 @@ def test_ranks_have_the_bits_of_one_rank_in_fp32(tmp_path: Path, weight_dtype: s
     assert np.array_equal(found, expected)
 
 
-@pytest.mark.parametrize("name", ["llama3", "qwen2_moe", "gpt2 untied", pytest.param("gpt2", marks=pytest.mark.matrix)])
+@pytest.mark.parametrize(
+    "name", ["llama3", "qwen2_moe", "gpt2 untied", pytest.param("gpt2", marks=pytest.mark.matrix), GLM]
+)
 @pytest.mark.parametrize("weight_dtype", ["int8", "int4"])
 def test_aten_gives_the_logits_of_native_kernels(tmp_path: Path, name: str, weight_dtype: str) -> None:
     ENTRIES[name].make(tmp_path)
@@ -97,7 +100,7 @@ def test_aten_gives_the_logits_of_native_kernels(tmp_path: Path, name: str, weig
     assert np.linalg.norm(found - expected) < 1e-4 * np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize("name", ["llama3", "qwen2_moe", "gpt2 untied", "gpt2"])
+@pytest.mark.parametrize("name", ["llama3", "qwen2_moe", GLM, "gpt2 untied", "gpt2"])
 @pytest.mark.parametrize(("weight_dtype", "tolerance"), [("int8", 0.05), ("int4", 0.6)])
 def test_logits_are_near_those_of_the_whole_weights(
     tmp_path: Path, name: str, weight_dtype: str, tolerance: float
@@ -112,7 +115,7 @@ def test_logits_are_near_those_of_the_whole_weights(
 
 
 @pytest.mark.parametrize("weight_dtype", ["auto", "int8", "int4"])
-@pytest.mark.parametrize("name", ["llama3", "qwen2_moe", "gpt2 untied"])
+@pytest.mark.parametrize("name", ["llama3", "qwen2_moe", GLM, "gpt2 untied"])
 def test_weights_take_what_the_plan_counts(tmp_path: Path, name: str, weight_dtype: str) -> None:
     """Nearly: rows are padded to panels, vectors are fp32."""
     ENTRIES[name].make(tmp_path)

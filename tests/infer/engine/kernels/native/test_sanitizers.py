@@ -25,7 +25,7 @@ def _runtime(name: str) -> str:
 def test_every_architecture_runs_clean(tmp_path: Path) -> None:
     runtime = _runtime("libasan.so")
     assert Path(runtime).is_absolute(), "gcc has no libasan"
-    names = ("llama3", "qwen2 sliding", "qwen2_moe", "gpt2", "gpt2 untied")
+    names = ("llama3", "qwen2 sliding", "qwen2_moe", "glm4_moe", "gpt2", "gpt2 untied")
     for name in names:
         ENTRIES[name].make(tmp_path / name)
     environment = os.environ | {
