@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ...parallel.products import linear
+from ...parallel.products import wide_linear
 from ..placement import Placement
 from ..spec import ExpertsSpec
 
@@ -33,7 +33,7 @@ class ExpertChoice:
 
 
 class Router(nn.Module):
-    """The linear layer that scores every expert for every token, and the choice by these scores.
+    """The linear layer that scores every expert for every token, in fp32, and the choice by these scores.
 
     Attributes:
         e_score_correction_bias: fp32 [E], added to the weights for the choice alone (arXiv 2408.15664); None without.
@@ -49,11 +49,10 @@ class Router(nn.Module):
 
     def forward(self, x_TD: torch.Tensor) -> ExpertChoice:
         """Chooses experts for tokens [T, D]."""
+        scores_TE = wide_linear(x_TD, self.weight)
         if self.rule.scoring == "softmax":
-            scores_TE = linear(x_TD, self.weight).float()
             probabilities_TE = scores_TE.softmax(dim=-1)
             return ExpertChoice(scores_TE, probabilities_TE, *self.choose(probabilities_TE))
-        scores_TE = linear(x_TD.float(), self.weight.float())
         weights_TE = scores_TE.sigmoid()
         probabilities_TE = weights_TE / (weights_TE.sum(dim=-1, keepdim=True) + _LEAST_SUM)
         return ExpertChoice(scores_TE, probabilities_TE, *self.choose(weights_TE))

@@ -36,7 +36,27 @@ def test_a_linear_layer_is_rounded_once(dtype: torch.dtype, bias: bool) -> None:
         torch.testing.assert_close(low.double(), exact, rtol=0.51 * torch.finfo(dtype).eps, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", LOW)
+def test_a_wide_product_is_not_rounded_and_its_gradients_once(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = [torch.randn(shape, generator=generator).to(dtype) for shape in ((2, 40, 96), (24, 96))]
+    mine = [value.clone().requires_grad_() for value in values]
+    wide = [value.double().requires_grad_() for value in values]
+    grad = torch.randn(2, 40, 24, generator=generator)
+    y, expected = products.wide_linear(*mine), F.linear(*wide)
+    assert y.dtype == torch.float32
+    torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
+    y.backward(grad)
+    expected.backward(grad.double())
+    for low, exact in zip(mine, wide, strict=True):
+        assert low.grad is not None
+        assert exact.grad is not None
+        assert low.grad.dtype == dtype
+        torch.testing.assert_close(low.grad.double(), exact.grad, rtol=0.51 * torch.finfo(dtype).eps, atol=1e-4)
+
+
 def test_fp32_is_torchs_own() -> None:
     x, weight = torch.randn(5, 8), torch.randn(3, 8)
     assert torch.equal(products.linear(x, weight), F.linear(x, weight))
+    assert torch.equal(products.wide_linear(x, weight), F.linear(x, weight))
     assert torch.equal(products.matmul(x, weight.t()), x @ weight.t())

@@ -142,7 +142,7 @@ class Route:
         matrix: the router, [number of experts, D], whole on every rank.
         top_k: the number of experts per token.
         normalize: whether the weights of the chosen experts are scaled to sum to 1.
-        scoring: the function that makes weights of scores; before "sigmoid", products are not rounded.
+        scoring: the function that makes weights of scores, which are fp32.
         bias: the parameter [number of experts] in fp32 that is added to the weights for the choice alone; "" without.
         num_groups: the number of equal groups of neighbouring experts.
         top_groups: the number of groups, best by the sum of their two best experts, among which experts are chosen.

@@ -46,11 +46,10 @@ def choose_experts(scores_TE: torch.Tensor, route: Route, bias_E: torch.Tensor |
     """Chooses the `top_k` best experts of every token, the lowest of equals first.
 
     Args:
-        scores_TE: the scores of all experts.
+        scores_TE: the scores of all experts, fp32.
         route: the rule of the choice.
         bias_E: what is added to weights for the choice; None without.
     """
-    scores_TE = scores_TE.float()
     weights_TE = scores_TE.softmax(dim=-1) if route.scoring == "softmax" else sigmoid(scores_TE)
     chosen_TK = _best(_candidates(weights_TE, route, bias_E), route.top_k)
     weights_TK = weights_TE.gather(-1, chosen_TK)

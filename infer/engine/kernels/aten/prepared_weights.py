@@ -211,8 +211,9 @@ class PreparedWeights:
             if isinstance(operation, Multiply | Route | Head):
                 slices = operation.num_slices if isinstance(operation, Multiply) else 1
                 made = self._product(operation.matrix, slices)
-                is_wide = isinstance(operation, Route) and operation.scoring == "sigmoid"
-                found[operation.matrix.name] = made.widened() if is_wide and isinstance(made, PreparedProduct) else made
+                if isinstance(operation, Route) and isinstance(made, PreparedProduct):  # no router is quantized
+                    made = made.widened()
+                found[operation.matrix.name] = made
         return found
 
     def _product(self, matrix: WeightMatrix, num_slices: int) -> AnyProduct:
