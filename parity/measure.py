@@ -22,6 +22,7 @@ from ..train.config.train_config import TrainConfig
 from ..train.run.trainer import Trainer
 from ..train.state.progress import StepResult
 from . import foreign
+from .close_choices import CloseChoices
 from .gradients import first_gradients
 from .rank_loop import Send
 from .reference_values import ReferenceValues
@@ -90,17 +91,22 @@ def run_reference(config: TrainConfig, values: ReferenceValues, send: Send, skip
 
     Args:
         skipped_step: the step, counted from 1, in which gradients are made infinite; 0 = none.
+
+    Returns:
+        The curves of a layout, and "close": for each step the tokens that rounding could send to another expert.
     """
     trainer = Trainer(config, Mesh.alone(config.layout(1)))
     engine, table = trainer.engine, trainer.table
+    choices, close = CloseChoices(trainer.stages), list[float]()
 
     def write(step: int) -> None:
+        close.append(choices.take())
         if step == 1:
             np.save(values.gradients, first_gradients(engine.buffers, table))
         if step == values.num_updates:
             np.save(values.weights, updated_weights(engine.optimizer, table))
 
-    return _train(trainer, send, skipped_step, write)
+    return _train(trainer, send, skipped_step, write) | {"close": close}
 
 
 def run_layout(

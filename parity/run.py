@@ -14,6 +14,7 @@ from .subject import Subject
 
 MODULE: Final = "tk.parity.rank"
 PATIENCE_SECONDS: Final = 60.0  # in addition to the ranks' timeout, so that hanging ranks report it themselves
+SEEDS: Final = 10  # tried until no choice of an expert is close in the steps in which layouts must make the same ones
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,14 @@ class Reference:
         values: the folder of its files of values.
         loss, grad_norm: the loss and the gradient norm of each step.
         routing: the routing checksum of each step.
+        seed: the seed of the run, which is also that of its layouts.
     """
 
     values: Path
     loss: list[float]
     grad_norm: list[float]
     routing: list[float]
+    seed: int
 
 
 class ParityRun:
@@ -57,26 +60,28 @@ class ParityRun:
         """
         timeout = self.subject.base.parallel.timeout_seconds + PATIENCE_SECONDS
         with Pool(self.num_ranks, self.module, self.folder, timeout) as pool:
-            for outcome in pool.run(self._reference_jobs(layouts)):
-                answer = first_answer(outcome)
-                values = Path(outcome.job.payload["values"])
-                curves = (answer[name] for name in ("loss", "grad_norm", "routing"))
-                self.references[outcome.job.groups] = Reference(values, *curves)
+            self._make_references(pool, layouts)
             jobs = {self._job(layout): layout for layout in layouts}
             for outcome in pool.run(sorted(jobs, key=lambda job: job.groups)):
                 yield self._result(jobs[outcome.job], outcome)
 
-    def _reference_jobs(self, layouts: Sequence[ParityLayout]) -> list[PoolJob]:
-        first = {self._key(layout): layout for layout in layouts}
-        return [
-            PoolJob(
-                "one process",
-                self._payload(layout, self.subject.reference(layout), self._values_folder(key), reference=True),
-                1,
-                key,
-            )
-            for key, layout in first.items()
-        ]
+    def _make_references(self, pool: Pool, layouts: Sequence[ParityLayout]) -> None:
+        """Makes the references of layouts; those of the built-in subject get seeds with which no choice is close."""
+        first, seed = {self._key(layout): layout for layout in layouts}, self.subject.base.train.seed
+        last = seed + SEEDS - 1 if self.subject.varies_model else seed
+        while first:
+            jobs = [self._reference_job(key, layout, seed) for key, layout in first.items()]
+            for outcome in pool.run(jobs):
+                answer, key = first_answer(outcome), outcome.job.groups
+                if seed == last or not any(answer.get("close", ())[:SAME_ROUTING_STEPS]):
+                    curves = {name: answer[name] for name in ("loss", "grad_norm", "routing")}
+                    self.references[key] = Reference(Path(outcome.job.payload["values"]), **curves, seed=seed)
+                    del first[key]
+            seed += 1
+
+    def _reference_job(self, key: str, layout: ParityLayout, seed: int) -> PoolJob:
+        config = _with_seed(self.subject.reference(layout), seed)
+        return PoolJob("one process", self._payload(layout, config, self._values_folder(key), reference=True), 1, key)
 
     def _payload(
         self, layout: ParityLayout, config: TrainConfig, values: Path, *, reference: bool = False
@@ -102,7 +107,7 @@ class ParityRun:
 
     def _job(self, layout: ParityLayout) -> PoolJob:
         reference = self.references[self._key(layout)]
-        config = self.subject.config(layout)
+        config = _with_seed(self.subject.config(layout), reference.seed)
         model, spread = config.model, config.layout(None)
         # All places of ranks, without the keys that make no groups.
         places = replace(
@@ -134,3 +139,7 @@ class ParityRun:
             seconds=outcome.seconds,
             routing_changed=changed,
         )
+
+
+def _with_seed(config: TrainConfig, seed: int) -> TrainConfig:
+    return config.model_copy(update={"train": config.train.model_copy(update={"seed": seed})})

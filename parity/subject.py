@@ -115,8 +115,9 @@ class Subject:
             f"vocabulary of {VOCAB_SIZE}, or a Mixtral,\nQwen2-MoE or GLM-4.5 with {MIXTURE['num_local_experts']} "
             "experts, with one layer more than stages; all data-parallel ranks together get a\nsingle row for their "
             "last micro-batch of 2. Gradients are clipped in every step; a decoder's are\n"
-            f"infinite in step {SKIPPED_STEP}, which is skipped.\nA foreign module, torch's own layers under "
-            "`initialize`, is compared with torch's AdamW."
+            f"infinite in step {SKIPPED_STEP}, which is skipped. Where rounding could send a token of one process to "
+            "another\nexpert, both runs take another seed. A foreign module, torch's own layers under `initialize`, is "
+            "compared\nwith torch's AdamW."
         )
 
     def prepare(self, folder: Path) -> None:

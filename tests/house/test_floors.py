@@ -115,7 +115,7 @@ COMPUTE: dict[str, str] = {
     "model.experts": "experts mixture router shared spreads token_pairs",
     "parallel": "collectives functions grouped_products head_loss host layers linear link_factory local_link "
     "meeting mesh mlp_blocks point_to_point products row_blocks row_exchange torch_dtypes wide_sums",
-    "parity": "flat_values foreign gradients measure reference_values updates",
+    "parity": "close_choices flat_values foreign gradients measure reference_values updates",
     "train.context": "gather kernels tiled tiled_attention ulysses",
     "train.engine": "attention compiling evaluate nonfinite optimizer_step passes rows stages training_engine",
     "train.foreign": "accumulation blocks buffers checks construction construction_log disguise first_values "
