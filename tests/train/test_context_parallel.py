@@ -21,6 +21,7 @@ from tk.tests.train.conftest import Configure
 from tk.tests.train.run_training import make_trainer, run_training
 from tk.train.config.train_config import TrainConfig
 from tk.train.context.kernels import Tensors
+from tk.train.context.modes import Mode
 from tk.train.context.tiled import attend_tiles
 from tk.train.context.tiles import AttentionTile
 from tk.train.planning.activation_memory import stage_bytes
@@ -193,15 +194,20 @@ def count_messages_and_pairs(config: dict[str, Any]) -> dict[str, int]:
     return {"sent": sent, "pairs": pairs}
 
 
-@pytest.mark.parametrize("mode", ["gather", "ulysses"])
-def test_messages_are_the_planned_ones(rank_pool: RankPool, configure: Configure, mode: str) -> None:
-    config = configure("cp", parallel={"cp": 2, "dp": 1, "cp_mode": mode}, recompute={"mode": "selective"})
+@pytest.mark.parametrize(("mode", "window"), [("gather", None), ("gather", 6), ("ulysses", None)])
+def test_messages_are_the_planned_ones(
+    rank_pool: RankPool, configure: Configure, mode: Mode, window: int | None
+) -> None:
+    model = {"architecture": "mistral", "sliding_window": window}
+    config = configure("cp", model=model, parallel={"cp": 2, "cp_mode": mode}, recompute={"mode": "selective"})
     run = prepare_run(parse(config, TrainConfig, "test"), None)
-    planned = run.bytes_by_mode()["gather" if mode == "gather" else "ulysses"]
+    planned = run.bytes_by_mode()[mode]
     assert planned == sum(each.wire_bytes for each in run.traffic() if each.axis == "cp") > 0
     sent = [each["sent"] for each in rank_pool.run(count_messages_and_pairs, 2, config=config)]
     if mode == "ulysses":
         assert sent == [planned] * 2
+    elif window:  # rank 0 has the first half of a row, and fetches no keys
+        assert sum(sent) == planned
     else:  # rank 1 has no queries that see the tail, which is on rank 0
         assert sum(sent) == 2 * planned * 3 // 4
 

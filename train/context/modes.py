@@ -19,12 +19,12 @@ class AttentionExchange:
         what: the tensors that are sent.
         calls: how often they are.
         vectors: the vectors of one head for each position of a rank, in the tensor of which each rank sends or receives
-            all parts but its own.
+            all parts but its own; a fraction of them if it needs less of each.
     """
 
     what: str
     calls: int
-    vectors: int
+    vectors: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,11 @@ class AttentionHeads:
     queries: int
     keys: int
     cp: int
+
+    @classmethod
+    def of_rank(cls, queries: int, keys: int, tp: int, cp: int) -> "AttentionHeads":
+        """Returns the heads of one of tp ranks of a model; it has at least one kv head."""
+        return cls(queries // tp, max(1, keys // tp), cp)
 
     @property
     def repeated_keys(self) -> int:
@@ -57,7 +62,9 @@ class AttentionHeads:
         )
 
 
-def exchanges(mode: Mode, heads: AttentionHeads, recompute: Recompute) -> tuple[AttentionExchange, ...]:
+def exchanges(
+    mode: Mode, heads: AttentionHeads, recompute: Recompute, fetched: float = 1.0
+) -> tuple[AttentionExchange, ...]:
     """Returns what attention exchanges in one layer.
 
     Args:
@@ -66,10 +73,11 @@ def exchanges(mode: Mode, heads: AttentionHeads, recompute: Recompute) -> tuple[
             and in backward sends both gradients.
         heads: the heads of a rank.
         recompute: what backward computes again; "selective" needs no outputs again.
+        fetched: the share of other ranks' keys that "gather" fetches.
     """
     calls = _CALLS[recompute]
     if mode == "gather":
-        keys = 2 * heads.keys * heads.cp
+        keys = 2 * heads.keys * heads.cp * fetched
         return AttentionExchange("keys and values", calls + 1, keys), AttentionExchange(
             "gradients of keys and values", 1, keys
         )
@@ -80,13 +88,16 @@ def exchanges(mode: Mode, heads: AttentionHeads, recompute: Recompute) -> tuple[
     )
 
 
-def choose_mode(wanted: Mode | Literal["auto"], heads: AttentionHeads, recompute: Recompute) -> Mode:
+def choose_mode(
+    wanted: Mode | Literal["auto"], heads: AttentionHeads, recompute: Recompute, fetched: float = 1.0
+) -> Mode:
     """Returns the mode of a run: the wanted one, or for "auto" the one that moves fewer bytes, "gather" if both do.
 
     Args:
         wanted: [parallel] cp_mode.
         heads: the heads of a rank.
         recompute: what backward computes again.
+        fetched: see `exchanges`, as a mean over the layers of the model.
 
     Raises:
         ParallelError: Ulysses is wanted, but cannot split the heads.
@@ -94,7 +105,10 @@ def choose_mode(wanted: Mode | Literal["auto"], heads: AttentionHeads, recompute
     problem = heads.ulysses_problem
     if wanted == "auto":
         modes: tuple[Mode, ...] = get_args(Mode)
-        moved = {mode: sum(each.calls * each.vectors for each in exchanges(mode, heads, recompute)) for mode in modes}
+        moved = {
+            mode: sum(each.calls * each.vectors for each in exchanges(mode, heads, recompute, fetched))
+            for mode in modes
+        }
         return "ulysses" if problem is None and moved["ulysses"] < moved["gather"] else "gather"
     if wanted == "ulysses" and problem is not None:
         raise ParallelError(f'{problem} Use cp_mode = "gather" or "auto", or a cp that divides the heads.')

@@ -15,10 +15,10 @@ from ...parallel.mesh import Mesh
 from ...parallel.weight_grads import WeightGradQueue
 from ..config.train_config import TrainConfig
 from ..context.dealing import local_length
-from ..context.modes import AttentionHeads, choose_mode
 from ..pipeline.actions import Action, Kind
 from ..pipeline.executor import Boundary, PipelineExecutor
 from ..pipeline.schedules import make_schedule
+from ..planning.context_plan import ContextPlan
 from .rows import WHOLE_ROWS, DealtRows, Rows
 from .stages import StagePass
 from .training_engine import TrainingEngine
@@ -165,8 +165,5 @@ def _rows(decoder: Decoder, config: TrainConfig, mesh: Mesh) -> Rows:
     """Returns what takes a rank's part of micro-batches."""
     if mesh.cp.size == 1:
         return WHOLE_ROWS
-    spec, tp = decoder.spec, mesh.tp.size
-    heads = AttentionHeads(spec.num_heads // tp, max(1, spec.num_kv_heads // tp), mesh.cp.size)
-    mode = choose_mode(config.parallel.cp_mode, heads, config.recompute.mode)
-    multiple = tp if config.parallel.sequence_parallel else 1
-    return DealtRows(mesh.cp, mode, [layer.window for layer in spec.layers], multiple)
+    plan = ContextPlan.of(config, decoder.spec)
+    return DealtRows(mesh.cp, plan.mode, plan.windows, plan.multiple)

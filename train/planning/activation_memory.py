@@ -68,7 +68,7 @@ class PassShape:
     @property
     def heads(self) -> AttentionHeads:
         """The heads of a tensor-parallel rank."""
-        return AttentionHeads(self.spec.num_heads // self.tp, max(1, self.spec.num_kv_heads // self.tp), self.cp)
+        return AttentionHeads.of_rank(self.spec.num_heads, self.spec.num_kv_heads, self.tp, self.cp)
 
     @property
     def exchanges_heads(self) -> bool:

@@ -8,17 +8,16 @@ from .activation_memory import PassShape
 from .traffic import Traffic
 
 
-def context_traffic(shape: PassShape, num_layers: int, num_micro_batches: int) -> list[Traffic]:
+def context_traffic(shape: PassShape, num_layers: int, num_micro_batches: int, fetched: float) -> list[Traffic]:
     """Returns what a rank exchanges for attention; nothing if it is the only one.
 
-    For "gather" these are the most bytes: keys that no query of a rank sees stay where they are, so rows that are one
-    document need three quarters, and windows and documents less. A call is here all of a layer's, of which "gather" has
-    one for each group of heads.
+    A call is here all of a layer's, of which "gather" has one for each group of heads.
 
     Args:
         shape: the sizes of a forward pass, with the mode.
         num_layers: the number of layers on the rank.
         num_micro_batches: the number of micro-batches of the rank.
+        fetched: the share of other ranks' keys that "gather" fetches, of these layers (`context_plan.py`).
     """
     if shape.heads.cp == 1:
         return []
@@ -30,13 +29,13 @@ def context_traffic(shape: PassShape, num_layers: int, num_micro_batches: int) -
             each.what,
             shape.heads.cp,
             each.calls * num_layers * num_micro_batches,
-            each.vectors * vector,
+            round(each.vectors * vector),
         )
-        for each in exchanges(shape.cp_mode, shape.heads, shape.recompute)
+        for each in exchanges(shape.cp_mode, shape.heads, shape.recompute, fetched)
     ]
 
 
-def bytes_by_mode(shape: PassShape, num_layers: int, num_micro_batches: int) -> dict[Mode, int]:
+def bytes_by_mode(shape: PassShape, num_layers: int, num_micro_batches: int, fetched: float) -> dict[Mode, int]:
     """Returns the bytes that a rank sends per step in each mode that is possible; for arguments see `context_traffic`.
 
     None are possible without context parallelism.
@@ -44,7 +43,8 @@ def bytes_by_mode(shape: PassShape, num_layers: int, num_micro_batches: int) -> 
     modes: tuple[Mode, ...] = get_args(Mode) if shape.heads.cp > 1 else ()
     return {
         mode: sum(
-            each.wire_bytes for each in context_traffic(replace(shape, cp_mode=mode), num_layers, num_micro_batches)
+            each.wire_bytes
+            for each in context_traffic(replace(shape, cp_mode=mode), num_layers, num_micro_batches, fetched)
         )
         for mode in modes
         if mode == "gather" or shape.heads.ulysses_problem is None

@@ -13,14 +13,14 @@ from ...core.progress import format_bytes
 from ...core.tensors import Table
 from ...model.config import ModelConfig
 from ...model.registry import decoder_spec
-from ...model.spec import EMBEDDING, DecoderSpec, ExpertsSpec
+from ...model.spec import EMBEDDING, DecoderSpec, ExpertsSpec, LayerSpec
 from ..config.freezing import without_frozen
 from ..config.initial_model import resolve
 from ..config.sections import OffloadSection
 from ..config.tensor_slots import with_run_slots
 from ..config.train_config import TrainConfig
 from ..context.dealing import local_length
-from ..context.modes import AttentionHeads, Mode, choose_mode
+from ..context.modes import Mode
 from ..pipeline.schedules import make_schedule
 from ..pipeline.simulator import Simulation, simulate
 from .activation_memory import (
@@ -33,6 +33,7 @@ from .activation_memory import (
     staying_bytes,
     wide_logits_bytes,
 )
+from .context_plan import ContextPlan
 from .context_traffic import bytes_by_mode, context_traffic
 from .expert_memory import worst_bytes
 from .expert_traffic import expert_traffic
@@ -85,8 +86,7 @@ class PlannedRun:
     def shape(self) -> PassShape:
         """The sizes of a forward pass."""
         config, layout, spec = self.config, self.layout, self.spec
-        heads = AttentionHeads(spec.num_heads // layout.tp, max(1, spec.num_kv_heads // layout.tp), layout.cp)
-        length = local_length(config.train.seq_len, layout.cp, layout.tp if config.parallel.sequence_parallel else 1)
+        length = local_length(config.train.seq_len, layout.cp, self._context.multiple)
         return PassShape(
             spec=spec,
             tokens=config.train.micro_batch_size * length,
@@ -97,9 +97,13 @@ class PlannedRun:
             recompute=config.recompute.mode,
             mlp_tokens=self._mlp_tokens,
             cp=layout.cp,
-            cp_mode=choose_mode(config.parallel.cp_mode, heads, config.recompute.mode),
+            cp_mode=self._context.mode,
             experts=layout.families.get("experts"),
         )
+
+    @property
+    def _context(self) -> ContextPlan:
+        return ContextPlan.of(self.config, self.spec)
 
     @property
     def _mlp_tokens(self) -> int:
@@ -188,7 +192,7 @@ class PlannedRun:
             },
             itemsize=shape.itemsize,
             hidden_bytes=shape.tokens * shape.spec.hidden_size * shape.itemsize,
-            num_layers=sum(len(stage.layers) for stage in self.fullest_stages),
+            num_layers=len(self._fullest_layers),
             num_micro_batches=self.num_micro_batches,
             sequence_parallel=shape.sequence_parallel,
             recompute_full=self.config.recompute.mode == "full",
@@ -198,19 +202,28 @@ class PlannedRun:
     @property
     def exchanged(self) -> tuple[ExpertsSpec, ...]:
         """The blocks of experts on different ranks, of the pipeline rank with the most parameters."""
-        numbers = [layer for stage in self.fullest_stages for layer in stage.layers] if self.shape.experts else []
-        blocks = (self.spec.layers[number].feed_forward for number in numbers)
+        blocks = (layer.feed_forward for layer in self._fullest_layers) if self.shape.experts else ()
         return tuple(block for block in blocks if isinstance(block, ExpertsSpec))
+
+    @property
+    def _fullest_layers(self) -> list[LayerSpec]:
+        """The layers of the pipeline rank with the most parameters."""
+        return [self.spec.layers[number] for stage in self.fullest_stages for number in stage.layers]
 
     def traffic(self) -> tuple[Traffic, ...]:
         """Returns the communication of the pipeline rank with the most parameters."""
         work, passes = self.work(), self.num_micro_batches
-        of_context = context_traffic(self.shape, work.num_layers, passes)
+        of_context = context_traffic(self.shape, work.num_layers, passes, self._fetched)
         return (*traffic(self.layout, work), *of_context, *expert_traffic(self.shape, self.exchanged, passes))
 
     def bytes_by_mode(self) -> dict[Mode, int]:
         """Returns the bytes of `context_traffic` in each mode of context parallelism that is possible."""
-        return bytes_by_mode(self.shape, self.work().num_layers, self.num_micro_batches)
+        return bytes_by_mode(self.shape, len(self._fullest_layers), self.num_micro_batches, self._fetched)
+
+    @property
+    def _fetched(self) -> float:
+        """The share of other ranks' keys that the pipeline rank with the most parameters fetches, if it gathers."""
+        return self._context.fetched([layer.window for layer in self._fullest_layers])
 
     def moved(self) -> tuple[Moved, ...]:
         """Returns what offload moves in a step of the pipeline rank with the most parameters."""

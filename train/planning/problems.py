@@ -74,9 +74,9 @@ def size_problems(config: TrainConfig, keys: ModelKeys, num_ranks: int | None) -
 
 def _heads(config: TrainConfig, keys: ModelKeys) -> Iterator[str]:
     """Yields a sentence if Ulysses is asked for, but cannot split the heads of a tp rank."""
-    parallel, tp = config.parallel, config.parallel.tp
+    parallel = config.parallel
     if parallel.cp > 1:
-        heads = AttentionHeads(keys.num_attention_heads // tp, max(1, keys.num_key_value_heads // tp), parallel.cp)
+        heads = AttentionHeads.of_rank(keys.num_attention_heads, keys.num_key_value_heads, parallel.tp, parallel.cp)
         try:
             choose_mode(parallel.cp_mode, heads, config.recompute.mode)
         except ParallelError as error:

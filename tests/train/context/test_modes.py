@@ -20,9 +20,25 @@ def test_auto_moves_fewer_bytes(heads: AttentionHeads, chosen: str) -> None:
     assert choose_mode("auto", heads, "none") == chosen
 
 
+def test_auto_counts_only_the_keys_that_are_fetched() -> None:
+    """At 32 and 8 heads, cp 4 and all keys, gather moves 3 x 64 vectors and Ulysses 2 x (32 + 2 x 8) + 2 x 32 = 160."""
+    heads = AttentionHeads(32, 8, 4)
+    assert [choose_mode("auto", heads, "none", share) for share in (1.0, 0.84, 0.83, 0.0)] == [
+        "ulysses",
+        "ulysses",
+        "gather",
+        "gather",
+    ]
+
+
 def test_a_mode_that_is_asked_for_is_taken() -> None:
     assert choose_mode("gather", AttentionHeads(32, 32, 8), "none") == "gather"
     assert choose_mode("ulysses", AttentionHeads(32, 8, 2), "none") == "ulysses"
+
+
+def test_a_tp_rank_has_at_least_one_kv_head() -> None:
+    assert AttentionHeads.of_rank(32, 8, 4, 2) == AttentionHeads(8, 2, 2)
+    assert AttentionHeads.of_rank(32, 2, 8, 2) == AttentionHeads(4, 1, 2)
 
 
 def test_heads_that_ulysses_cannot_split_are_refused() -> None:
