@@ -197,7 +197,7 @@ class Reader:
         theirs = self.theirs()
         if isinstance(mine, str):
             return "" if isinstance(theirs, str) else f"transformers reads it, and tk refuses it: {mine}"
-        if isinstance(theirs, str) and WINDOWLESS in theirs and SLIDING[0] not in (change.get("layer_types") or ()):
+        if isinstance(theirs, str) and WINDOWLESS in theirs and SLIDING[0] not in str(change.get("layer_types")):
             return ""  # transformers makes the mask of a window for a Ministral in which no layer has one
         if isinstance(theirs, str) and HEADLESS in theirs and "'yarn'" in str(change):
             return ""  # transformers multiplies by a Mixtral's head_dim, which is None unless the file has it
