@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 WHEELS = ROOT / ".build" / "wheels"
-PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_28_x86_64")
+PLATFORMS = tuple(f"manylinux{tag}_x86_64" for tag in ("2014", "_2_24", "_2_28", "_2_31", "_2_34"))
 # Packages that a machine for models has (torch built for its driver, large wheels), or that only developers use.
 LEFT_OUT = frozenset(
     {"torch", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "numpy", "transformers"}

@@ -65,6 +65,30 @@ class CpuTileKernel:
         return dq, dk, dv
 
 
+class FlashTileKernel:
+    """FlashAttention-2 (arXiv 2307.08691) as torch has it on CUDA devices, for 16-bit tensors; see `kernel_for`."""
+
+    def forward(
+        self, q_1HLE: torch.Tensor, k_1KME: torch.Tensor, v_1KME: torch.Tensor, causal: bool, scale: float | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Computes a tile; see TileKernel."""
+        attend = torch.ops.aten._scaled_dot_product_flash_attention
+        out, lse, *_ = attend(q_1HLE, k_1KME, v_1KME, 0.0, causal, False, scale=scale)
+        return out, lse
+
+    def backward(
+        self, inputs: Tensors, grad_1HLE: torch.Tensor, out_1HLE: torch.Tensor, lse_1HL: torch.Tensor, causal: bool,
+        scale: float | None,
+    ) -> Tensors:  # fmt: skip
+        """Computes a tile's gradients; see TileKernel."""
+        differentiate = torch.ops.aten._scaled_dot_product_flash_attention_backward
+        lengths = (None, None, inputs[0].shape[2], inputs[1].shape[2])  # all rows are equally long
+        seed = torch.empty(2, dtype=torch.uint64, device=lse_1HL.device)  # of a dropout that there is not
+        found = (out_1HLE, lse_1HL.contiguous(), *lengths, 0.0, causal, seed, seed)  # it reads lse without strides
+        dq, dk, dv = differentiate(grad_1HLE, *inputs, *found, scale=scale)
+        return dq, dk, dv
+
+
 class PortableTileKernel:
     """A kernel of matrix products for every device. Computes in fp32, for a few queries at once."""
 
@@ -102,9 +126,24 @@ class PortableTileKernel:
         return dq.to(dtype), dk.to(dtype), dv.to(dtype)
 
 
-def kernel_for(device: torch.device) -> TileKernel:
-    """Returns the kernel for tensors on a device."""
-    return CpuTileKernel() if device.type == "cpu" else PortableTileKernel()
+def kernel_for(q_NHE: torch.Tensor) -> TileKernel:
+    """Returns the kernel for queries and their keys, from their device, dtype and head dim."""
+    if q_NHE.device.type == "cpu":
+        return CpuTileKernel()
+    return FlashTileKernel() if _flash_has(q_NHE) else PortableTileKernel()
+
+
+def _flash_has(q_NHE: torch.Tensor) -> bool:
+    """Whether torch's FlashAttention computes such queries: from compute capability 8.0 on, of the head dims below."""
+    head_dim = q_NHE.shape[-1]
+    return (
+        q_NHE.is_cuda
+        and q_NHE.dtype in (torch.bfloat16, torch.float16)
+        and head_dim % 8 == 0
+        and head_dim <= 256
+        and torch.backends.cuda.is_flash_attention_available()
+        and torch.cuda.get_device_capability(q_NHE.device) >= (8, 0)
+    )
 
 
 def _grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, causal: bool) -> Tensors:

@@ -68,7 +68,7 @@ class _TiledAttention(torch.autograd.Function):
         keys: KeySource,
         scale: float | None,
     ) -> torch.Tensor:
-        kernel, served = kernel_for(q_NHE.device), q_NHE.shape[1] // k_NKE.shape[1]
+        kernel, served = kernel_for(q_NHE), q_NHE.shape[1] // k_NKE.shape[1]
         out_NHE = torch.empty_like(q_NHE, memory_format=torch.contiguous_format)
         lse_NH = out_NHE.new_empty(q_NHE.shape[:2], dtype=torch.float32)
         for heads, k_MKE, v_MKE in keys.fetched(k_NKE, v_NKE):

@@ -73,7 +73,8 @@ class Trainer:
         self.config = config
         given = resolve(config, resume)
         self.mesh = mesh or _build_mesh(config, given.keys)
-        self.device = device or torch.device("cpu")
+        # torch.device("cuda") is not the "cuda:0" that tensors there name as their device.
+        self.device = torch.empty(0, device=device or "cpu").device
         self.resume = resume
         self.fork = fork
         self.stop = stop or StopRequest()
