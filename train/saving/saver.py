@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from ...checkpoint.save.background_save import BackgroundSaver
@@ -90,7 +89,7 @@ class Saver:
             if item.slot in writer.source.slots:
                 segments[item] = self.snapshot.segments(item)
             else:
-                np.copyto(writer.buffer(item), self.snapshot.values(item))
+                self.snapshot.copy(item, writer.buffer(item))
         if self.replicas.needed and not compared:
             self._pending = _Pending(step, resume, segments, self._thread.submit(self.replicas.checksums))
         else:

@@ -65,16 +65,22 @@ class Snapshot:
 
     def values(self, item: Owned) -> npt.NDArray[np.generic]:
         """Returns the elements of `item`, 1-D, in the slot's dtype (bf16 as uint16); a view if possible."""
+        values = self._elements(item)
+        return self.buffers.copies.moved(values, _HOST).view(_dtype_of_numpy(values)).numpy()
+
+    def copy(self, item: Owned, target: npt.NDArray[np.generic]) -> None:
+        """Copies the elements of `item` to memory of the host, 1-D, with the dtype of `values`."""
+        values = self._elements(item)
+        self.buffers.copies.copy(torch.from_numpy(target), values.view(_dtype_of_numpy(values)))
+
+    def _elements(self, item: Owned) -> torch.Tensor:
+        """Returns the elements of `item`, 1-D, where they are."""
         start, stop = item.flat or (0, item.box.size)
         if item.slot == "weight" and (item.tensor, item.box) in self._by_box:
-            return self._to_numpy(self._now(item.tensor, item.box)[start:stop])
+            return self._now(item.tensor, item.box)[start:stop]
         if start == stop:  # an empty tensor: the optimizer has no run of it
-            return self._to_numpy(torch.empty(0, dtype=self.buffers.dtype))
-        return self._to_numpy(self.optimizer.read(item.slot, self._run_of(item), start, stop))
-
-    def _to_numpy(self, values: torch.Tensor) -> npt.NDArray[np.generic]:
-        held_as = np.dtype(format_of(values.dtype).numpy).name
-        return self.buffers.copies.moved(values.detach(), _HOST).view(getattr(torch, held_as)).numpy()
+            return torch.empty(0, dtype=self.buffers.dtype)
+        return self.optimizer.read(item.slot, self._run_of(item), start, stop).detach()
 
     def segments(self, item: Owned) -> list[Segment]:
         """Returns the places of `item` in the optimizer's file, while it is pinned."""
@@ -158,3 +164,9 @@ def _cannot_resume(checkpoint: Checkpoint, name: str, slot: str) -> str:
         f"{checkpoint.path} has no {slot} of {name}: {reason} and cannot be resumed. To train from its weights, name "
         "it in [model] init."
     )
+
+
+def _dtype_of_numpy(values: torch.Tensor) -> torch.dtype:
+    """Returns the dtype in which numpy holds values of a tensor."""
+    held_as: torch.dtype = getattr(torch, np.dtype(format_of(values.dtype).numpy).name)
+    return held_as

@@ -70,6 +70,9 @@ def test_weights_in_bf16_are_rounded_masters_and_travel_as_uint16(zero: int) -> 
     for item in snapshot.owned(0):
         expected = whole[item.tensor].detach().flatten()
         values = snapshot.values(item)
+        copied = np.empty_like(values)
+        snapshot.copy(item, copied)
+        assert np.array_equal(copied, values)
         if item.slot == "weight":
             assert values.dtype == np.uint16
             assert values.tolist() == expected.bfloat16().view(torch.uint16).tolist()
