@@ -69,5 +69,5 @@ def test_experts_on_different_ranks_train_as_in_one_process_and_continue_elsewhe
 
 def test_an_ep_that_does_not_fit_is_refused(configure: Configure) -> None:
     config = configure("refused", model=MODEL, parallel={"dp": 2, "ep": 4})
-    with pytest.raises(ParallelError, match="ep x expert_tp = 4 x 1 does not divide"):
+    with pytest.raises(ParallelError, match=r"\[parallel\] and \[zero\]: ep x expert_tp = 4 x 1 does not divide"):
         parse(config, TrainConfig, "test").layout(2)

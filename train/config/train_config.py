@@ -74,7 +74,7 @@ class TrainConfig(Section):
         """Returns the layout over `num_ranks` ranks; None = tp x pp x cp x dp ranks (dp "auto" is then 1).
 
         Raises:
-            ParallelError: tp x pp x cp x dp is not `num_ranks`.
+            ParallelError: tp x pp x cp x dp is not `num_ranks`, or ep, expert_tp or shard_size does not fit them.
         """
         parallel, dp = self.parallel, self.parallel.dp
         axes = {"tp": parallel.tp, "pp": parallel.pp} | ({"cp": parallel.cp} if parallel.cp > 1 else {})
@@ -93,18 +93,21 @@ class TrainConfig(Section):
                 f"[parallel] {names} x dp = {sizes} x {dp} = {of_one * dp} ranks, but the job has "
                 f'{num_ranks}. Change --nproc, or set dp = "auto".'
             )
-        return Layout(
-            tp=parallel.tp,
-            pp=parallel.pp,
-            dp=dp,
-            cp=parallel.cp,
-            ep=parallel.ep,
-            expert_tp=parallel.expert_tp,
-            virtual_stages=self.parallel.num_virtual_stages,
-            shard_size=self.zero.shard_size,
-            zero=self.zero.stage,
-            bucket_size=self.zero.bucket_size,
-        )
+        try:
+            return Layout(
+                tp=parallel.tp,
+                pp=parallel.pp,
+                dp=dp,
+                cp=parallel.cp,
+                ep=parallel.ep,
+                expert_tp=parallel.expert_tp,
+                virtual_stages=parallel.num_virtual_stages,
+                shard_size=self.zero.shard_size,
+                zero=self.zero.stage,
+                bucket_size=self.zero.bucket_size,
+            )
+        except ParallelError as error:
+            raise ParallelError(f"[parallel] and [zero]: {error}") from error
 
 
 def param_groups(options: OptimizerSection, table: Table) -> list[dict[str, Any]]:
