@@ -62,14 +62,14 @@ def test_tiles_on_a_gpu_are_attention_over_all_keys(dtype: torch.dtype, window: 
     generator = torch.Generator().manual_seed(1)
     positions = torch.from_numpy(dealing.positions(0).reshape(-1))
     rounded = [torch.randn(2048, heads, 64, generator=generator).to(dtype) for heads in (6, 2, 2, 6)]
-    true = [each.double().requires_grad_() for each in rounded[:3]]
+    true_q, true_k, true_v = (each.double().requires_grad_() for each in rounded[:3])
     documents = torch.repeat_interleave(torch.tensor(lengths))
     distance = torch.arange(2048)[:, None] - torch.arange(2048)
     mask = (documents[:, None] == documents) & (distance >= 0) & (distance < (window or 4096))
-    heads_first = [each.transpose(0, 1)[None] for each in true]
-    out = F.scaled_dot_product_attention(*heads_first, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)[positions]
+    q, k, v = (each.transpose(0, 1)[None] for each in (true_q, true_k, true_v))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)[positions]
     grad = rounded[3][positions]
-    expected = torch.autograd.grad(out, true, grad.double())
+    expected = torch.autograd.grad(out, (true_q, true_k, true_v), grad.double())
     q, k, v = (each.to("cuda").requires_grad_() for each in (rounded[0][positions], rounded[1], rounded[2]))
     kernel, found = kernel_for(q), tiles(dealing, 0, window)
     mine, lse = attend_tiles((q, k, v), found, kernel, None)
