@@ -133,8 +133,8 @@ def _translate(data: Mapping[str, Any]) -> dict[str, Any]:
         values |= read_rope(data, architecture.defaults["rope_theta"], values["max_position_embeddings"], share)
     else:
         refuse_rope(data)
-    values |= read_windows(values, data.get("layer_types"), per_layer="layer_types" in architecture.options)
-    values = architecture.read(values)
+    values = architecture.read(values | {"layer_types": data.get("layer_types")})
+    values |= read_windows(values, values["layer_types"], per_layer="layer_types" in architecture.options)
     own = _SHARED | architecture.options
     return {key: value for key, value in values.items() if key in own and value is not None} | {
         "architecture": architecture.name,

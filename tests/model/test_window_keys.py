@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tk.model.config import ModelConfig
 from tk.model.shape import FULL, SLIDING, ModelShape
 from tk.model.window_keys import read_windows, usual_types, windows, write_switch
 from tk.tests.model.tiny_llama import TINY_LLAMA
@@ -33,6 +34,25 @@ def test_layers_have_the_window_of_their_type() -> None:
 def test_qwens_window_counts_only_with_its_switch(changes: dict[str, Any], window: int | None) -> None:
     assert read_windows(VALUES | changes, None, per_layer=True)["sliding_window"] == window
     assert write_switch(SHAPE.model_copy(update={"sliding_window": window})) == {"use_sliding_window": bool(window)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"layer_types": [FULL] * 3}, [None] * 3),
+        ({"layer_types": [FULL] * 3, "max_window_layers": 0}, [None] * 3),
+        ({"layer_types": [SLIDING] * 3, "max_window_layers": 0}, [8] * 3),
+        ({"layer_types": MIXED, "max_window_layers": 1}, [None, 8, None]),
+        ({}, [8, None, 8]),
+        ({"max_window_layers": 1}, [8, None, None]),
+        ({"max_window_layers": 0}, [None] * 3),
+    ],
+)
+def test_qwen2_moes_own_rule_counts_only_without_layer_types(
+    changes: dict[str, Any], expected: list[int | None]
+) -> None:
+    config = {"model_type": "qwen2_moe", "vocab_size": 301, "num_hidden_layers": 3, "use_sliding_window": True}
+    assert windows(ModelConfig.from_json(config | {"sliding_window": 8} | changes)) == expected
 
 
 def test_layer_types_are_kept_only_if_they_say_more_than_the_other_keys() -> None:

@@ -125,27 +125,47 @@ def values(layouts: Iterable[ParityLayout], axes: Iterable[str]) -> list[tuple[o
     return [tuple(getattr(layout, axis) for axis in axes) for layout in layouts]
 
 
-@pytest.mark.parametrize("fewer", [True, pytest.param(False, marks=pytest.mark.matrix)])
-def test_layouts_cover_all_triples_and_all_pairs_with_offload(subject: Subject, fewer: bool) -> None:
-    free = {
-        "sequence_parallel",
-        "recompute",
-        "tied",
-        "kv_heads",
-        "experts",
-        "packing",
-        "window",
-        "cp_mode",
-        "mlp_block",
-    }
-    free = free if fewer else {"packing", "window"}
-    axes = {name: axis.values for name, axis in AXES.items() if name not in {*free, "targets", "seq_len"}}
+def uncovered(kept: Iterable[ParityLayout], others: Iterable[ParityLayout], axes: Iterable[str]) -> set[object]:
+    """Returns the triples and pairs of values that `others` have and `kept` lack, as far as their strength wants."""
+    axes = list(axes)
     triples = [axis for axis in axes if AXES[axis].strength == 3]
-    space = LayoutSpace(subject, 8, axes)
+    theirs, ours = tuple(others), tuple(kept)
+    return set().union(
+        *(
+            tuples(values(theirs, some), strength) - tuples(values(ours, some), strength)
+            for some, strength in ((triples, 3), (axes, 2))
+        )
+    )
+
+
+def test_layouts_cover_all_triples_and_all_pairs_with_offload(subject: Subject) -> None:
+    """Against a list of all layouts, so of fewer axes."""
+    free = {"sequence_parallel", "recompute", "tied", "kv_heads", "experts", "packing", "window", "cp_mode"}
+    free |= {"mlp_block", "targets", "seq_len"}
+    space = LayoutSpace(subject, 8, {name: axis.values for name, axis in AXES.items() if name not in free})
     layouts, kept = list(map(space.layout, space.rows())), list(space.covering())
     assert set(kept) <= set(layouts)
-    assert tuples(values(kept, triples), 3) == tuples(values(layouts, triples), 3)
-    assert tuples(values(kept, axes), 2) == tuples(values(layouts, axes), 2)
+    assert not uncovered(kept, layouts, space.axes)
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(3000, marks=pytest.mark.matrix)])
+def test_no_layout_has_a_triple_that_the_default_set_lacks(
+    everything: Matrix, covering: tuple[ParityLayout, ...], subject: Subject, count: int
+) -> None:
+    """Of all axes there are too many layouts to list, so with random ones."""
+    random, (space, _) = Random(0), everything.spaces
+
+    def branches(mask: int) -> list[int]:
+        column = random.choice([column for column in space.columns if (mask & column).bit_count() > 1])
+        parts = list(bits(mask & column))
+        return [mask & ~column | part for part in random.sample(parts, len(parts))]
+
+    found = [space.layout(space.row(next(space.solutions(space.all, branches)))) for _ in range(count)]
+    kept = [layout for layout in covering if not layout.foreign]
+    assert len(set(found)) > count * 0.9
+    assert not any(rejection(layout, subject, 8) for layout in [*found, *kept])
+    assert not uncovered(kept, found, space.axes)
+    assert uncovered(kept[: len(kept) // 2], found, space.axes), "a smaller set would be seen"
 
 
 def test_foreign_modules_cover_all_pairs(everything: Matrix, covering: tuple[ParityLayout, ...]) -> None:
