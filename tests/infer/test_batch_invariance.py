@@ -43,15 +43,15 @@ def test_logits_are_bit_equal(
         num_twins = 60 if kv_format(kv_dtype).num_twins else 0  # fewer than blocks
         runner = make_runner(name, dtype, kv_dtype, 100, num_twins=num_twins)
         # Threads that a busy machine keeps waiting are slow: fewer of everything.
-        every_prompt, num_new = (range(len(PROMPTS)), NUM_NEW) if threads == 1 else (range(1, 3), 5)
+        every_prompt, num_new, few = (range(len(PROMPTS)), NUM_NEW, FEW) if threads == 1 else (range(1, 3), 5, 21)
         alone = {
             i: History(runner, 100, 512, PROMPTS, num_new, num_twins=num_twins).run([i]).logits[i] for i in every_prompt
         }
-        for num_blocks, budget in ((100, 512), (100, 40), (FEW, 64)):
+        for num_blocks, budget in ((100, 512), (100, 40), (few, 64)):
             together = History(runner, num_blocks, budget, PROMPTS, num_new, ahead=1, num_twins=num_twins).run(
                 every_prompt
             )
-            assert (together.preemptions > 0) == (num_blocks == FEW)
+            assert (together.preemptions > 0) == (num_blocks == few)
             for i in every_prompt:
                 assert len(together.logits[i]) == num_new
                 for step, (one, other) in enumerate(zip(alone[i], together.logits[i], strict=True)):
