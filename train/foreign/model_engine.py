@@ -13,8 +13,8 @@ engine.close()                              # waits for the last save
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Never, SupportsIndex
+from contextlib import contextmanager, nullcontext
+from typing import Any, Literal, Never, SupportsIndex
 
 import torch
 from torch import nn
@@ -25,6 +25,7 @@ from ...core.dtypes import Precision
 from ...core.errors import ConfigError, TkError
 from ...core.given_paths import as_path
 from ..config.sections import OptimizerSection, TrainSection
+from ..context.modes import Mode
 from ..engine.lr_schedule import learning_rate
 from ..engine.optimizer_step import OptimizerStep, StepSums
 from ..engine.training_engine import TrainingEngine
@@ -33,6 +34,7 @@ from ..state.stored_state import ModuleResume
 from .accumulation import Accumulation
 from .buffers import PersistentBuffers
 from .checks import note_dtypes
+from .context_parallel import ContextParallel
 from .model import ForeignModel, whole_state
 from .options import InitializeOptions, Stage, optimizer_section
 from .take_over import take_over
@@ -54,6 +56,8 @@ def initialize(
     offload: Mapping[str, Any] | None = None,
     gather_together: str | nn.Module | Sequence[str | nn.Module] = (),
     timeout_seconds: float = 600.0,
+    cp: int = 1,
+    cp_mode: Mode | Literal["auto"] = "auto",
 ) -> "ModelEngine":
     """Takes over a module: its parameters move into flat buffers, gradients are exchanged during backward.
 
@@ -72,6 +76,9 @@ def initialize(
         offload: keys of [offload] (docs/training/configuration.md), for states on the host or on disk.
         gather_together: for ZeRO stage 3, blocks that ranks may call differently or not at all: modules, or names and
             patterns of names ("decoder.layers.*"). They are gathered whenever the model is called, not one by one.
+        cp: for decoders of transformers, the number of ranks that share each batch's rows: consecutive ranks, which get
+            the same batch. `engine(batch)` then returns the mean loss over all its labels.
+        cp_mode: see [parallel] cp_mode.
 
     Raises:
         ConfigError: an argument is wrong, ranks do not agree, or the module could not be trained or saved as it is (see
@@ -91,6 +98,8 @@ def initialize(
         overlap=overlap,
         offload=dict(offload or {}),
         timeout_seconds=timeout_seconds,
+        cp=cp,
+        cp_mode=cp_mode,
     )
     options = optimizer_section(optimizer, steps)
     foreign, engine = take_over(model, gather_together, options, settings, weights)
@@ -108,7 +117,7 @@ class ModelEngine:
 
     __slots__ = (
         *("module", "step_count", "last_grad_norm", "_foreign", "_training", "_settings", "_watch", "_buffers"),
-        *("_checkpointer", "_optimizer_step", "_accumulation", "_half_loaded", "__weakref__"),
+        *("_checkpointer", "_optimizer_step", "_accumulation", "_half_loaded", "_context", "__weakref__"),
     )
 
     def __init__(self, foreign: ForeignModel, engine: TrainingEngine, settings: InitializeOptions) -> None:
@@ -125,6 +134,8 @@ class ModelEngine:
         self._optimizer_step = OptimizerStep(engine, TrainSection(), before_update=self._checkpointer.flush_pending)
         engine.optimizer.takes_written = True
         self._accumulation = Accumulation(engine, settings.accumulate)
+        cp = engine.mesh.cp
+        self._context = ContextParallel(foreign.module, cp, settings.cp_mode) if cp.size > 1 else None
 
     @property
     def _engine(self) -> TrainingEngine:
@@ -158,6 +169,8 @@ class ModelEngine:
         """
         try:
             with self._engine.whole_pass(), self._training.saving(0):
+                if self._context:
+                    return self._context.loss(batch)
                 if isinstance(batch, Mapping):
                     output = self.module(**batch)
                 else:
@@ -177,7 +190,8 @@ class ModelEngine:
                 other ranks already, so that another one would be lost, or added while they are read (NCCL).
             TkError: at ZeRO stage 3, ranks called different parts of the model, or the graph is older than a step.
         """
-        self._accumulation.backward(loss, retain_graph)
+        with self._context.attending() if self._context else nullcontext():
+            self._accumulation.backward(loss, retain_graph)
 
     def step(self) -> bool:
         """Makes one optimizer step after `accumulate` calls of `backward`; does nothing before that.

@@ -10,6 +10,7 @@ from ...core.config import Section, parse
 from ...core.dtypes import Precision
 from ...core.errors import ConfigError
 from ..config.sections import OffloadSection, OptimizerSection
+from ..context.modes import Mode
 
 Stage = Literal[0, 1, 2, 3]
 
@@ -26,6 +27,8 @@ class InitializeOptions(Section):
     overlap: bool = True
     offload: OffloadSection = OffloadSection()
     timeout_seconds: float = Field(default=600.0, gt=0, le=86400)
+    cp: int = Field(default=1, ge=1)
+    cp_mode: Mode | Literal["auto"] = "auto"
 
     @staticmethod
     def of(**values: Any) -> "InitializeOptions":
