@@ -1,5 +1,6 @@
-"""The checks of a module and of a batch whose rows context-parallel ranks share: everything that would mix positions
-of a row in another way than by attention through transformers' interface is refused by name.
+"""The checks of a module and of its batches before context-parallel ranks share rows of `initialize`.
+
+Whatever would mix positions of a row in another way than by attention through transformers' interface is refused.
 """
 
 from collections.abc import Mapping

@@ -6,6 +6,7 @@ the batch, whatever ranks they are on (transformers #46775 counts them once per 
 """
 
 import hashlib
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from ..context.modes import AttentionHeads, Mode, choose_mode
 from ..context.ulysses import UlyssesAttention
 from .context_checks import batch_tensors
 
+_OTHER_OPTIONS: Final = ("softcap", "s_aux", "position_bias")  # of layers of transformers, which tiles do not have
 IMPLEMENTATION: Final = "tk_context_parallel"  # the name of our attention in transformers' interface
 
 
@@ -69,28 +71,24 @@ def shared_attention(
     k_BKLE: torch.Tensor,
     v_BKLE: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    *,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    shared_rows: SharedRows | None = None,
-    **more: Any,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Computes attention as transformers' interface wants it: returns [B, L, H, E], and no weights.
 
     Raises:
         ConfigError: the layer wants something that would be left out.
     """
-    extra = next((name for name in ("softcap", "s_aux", "position_bias") if more.get(name) is not None), "")
-    if shared_rows is None or attention_mask is not None or dropout or extra or not getattr(module, "is_causal", True):
-        wanted = extra or ("dropout" if dropout else "a mask" if attention_mask is not None else "other rows")
+    rows: SharedRows | None = options.get("shared_rows")
+    wanted = "dropout" if options.get("dropout") else "a mask" if attention_mask is not None else ""
+    wanted = next((name for name in _OTHER_OPTIONS if options.get(name) is not None), wanted)
+    if rows is None or wanted or not getattr(module, "is_causal", True):
         raise ConfigError(
-            f"{type(module).__name__} wants {wanted} in its attention, which cp > 1 does not have: it is causal, over "
-            "the rows of the batch that engine(batch) got."
+            f"{type(module).__name__} wants {wanted or 'other rows'} in its attention, which cp > 1 does not have: it "
+            "is causal, over the rows of the batch that engine(batch) got."
         )
-    at = _CalledLayer(int(getattr(module, "layer_idx", 0)), sliding_window)
+    at = _CalledLayer(int(getattr(module, "layer_idx", 0)), options.get("sliding_window"))
     q, k, v = (each.transpose(1, 2) for each in (q_BHLE, k_BKLE, v_BKLE))
-    return shared_rows.attend(at, scaling, q, k, v), None
+    return rows.attend(at, options.get("scaling"), q, k, v), None
 
 
 class ContextParallel:
@@ -106,8 +104,6 @@ class ContextParallel:
     """
 
     def __init__(self, model: nn.Module, group: Group, mode: Mode | Literal["auto"]) -> None:
-        from transformers import AttentionInterface
-
         config: Any = model.config
         queries = int(config.num_attention_heads)
         keys = int(getattr(config, "num_key_value_heads", None) or queries)
@@ -115,7 +111,8 @@ class ContextParallel:
         self._model, self._group, self._config = model, group, config
         self._windows = _windows(config)
         self._last: tuple[object, SharedRows] | None = None
-        AttentionInterface.register(IMPLEMENTATION, shared_attention)
+        # tk does not depend on transformers; the model is one of it, so it is loaded.
+        sys.modules["transformers"].AttentionInterface.register(IMPLEMENTATION, shared_attention)
 
     @contextmanager
     def attending(self) -> Iterator[None]:

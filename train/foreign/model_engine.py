@@ -61,34 +61,34 @@ def initialize(
 ) -> "ModelEngine":
     """Takes over a module: its parameters move into flat buffers, gradients are exchanged during backward.
 
-    Under torchrun (RANK and WORLD_SIZE set) every rank calls it with the same model; rank 0's values count. Of a model
-    that was built inside of `on_meta`, rank 0 makes the values of an ordinary construction, parameter by parameter.
+    Under torchrun every rank calls it with the same model; rank 0's values count. Of a model that was built inside of
+    `on_meta`, rank 0 makes the values of an ordinary construction, parameter by parameter.
 
     Args:
         weights: a step, run or Hugging Face folder with the names of the module's state_dict. Each rank reads its share
-            of the parameters, and no rank ever has them all; whole buffers, if the folder has them. The fp32 masters
-            get all digits that are stored.
-        model: any module of plain tensors. Its floating-point parameters become of `precision`, frozen ones too;
-            buffers keep their dtype. Gradients that it has are forgotten.
-        optimizer: keys of [optimizer] (docs/training/configuration.md); the schedule is constant unless given.
-        accumulate: micro-batches per optimizer step, each with one call of `backward`.
+            of the parameters, and whole buffers, if there are some. The fp32 masters get all digits that are stored.
+        model: any module of plain tensors. All its floating-point parameters become of `precision`; buffers keep
+            their dtype. Gradients that it has are forgotten.
+        optimizer: keys of [optimizer] (docs/training/configuration.md); its schedule is constant unless given.
+        accumulate: micro-batches per optimizer step, each with one `backward`.
         steps: optimizer steps in all, for schedules that end.
-        offload: keys of [offload] (docs/training/configuration.md), for states on the host or on disk.
-        gather_together: for ZeRO stage 3, blocks that ranks may call differently or not at all: modules, or names and
-            patterns of names ("decoder.layers.*"). They are gathered whenever the model is called, not one by one.
-        cp: for decoders of transformers, the number of ranks that share each batch's rows: consecutive ranks, which get
-            the same batch. `engine(batch)` then returns the mean loss over all its labels.
-        cp_mode: see [parallel] cp_mode.
+        offload: keys of [offload], for states on the host or on disk.
+        gather_together: for ZeRO stage 3, blocks that ranks may call differently or not at all, which are gathered
+            whenever the model is called: modules, or names and patterns of names ("decoder.layers.*").
+        cp: for decoders of transformers, the number of consecutive ranks that share the rows of a batch, which they all
+            get. `cp_mode` is that of [parallel].
 
     Raises:
         ConfigError: an argument is wrong, ranks do not agree, or the module could not be trained or saved as it is (see
             train/foreign/checks.py). Nothing was changed.
         CheckpointError: the folder of weights cannot be used, or is of another module: its message names the tensors
             that are missing, left over or of another shape, and nothing was changed. If it turns out to be damaged
-            later, the module must be built anew.
+            later, build the module anew.
         ParallelError: the layout is impossible.
     """
     settings = InitializeOptions.of(
+        cp=cp,
+        cp_mode=cp_mode,
         zero=zero,
         precision=precision,
         accumulate=accumulate,
@@ -98,11 +98,8 @@ def initialize(
         overlap=overlap,
         offload=dict(offload or {}),
         timeout_seconds=timeout_seconds,
-        cp=cp,
-        cp_mode=cp_mode,
     )
-    options = optimizer_section(optimizer, steps)
-    foreign, engine = take_over(model, gather_together, options, settings, weights)
+    foreign, engine = take_over(model, gather_together, optimizer_section(optimizer, steps), settings, weights)
     return ModelEngine(foreign, engine, settings)
 
 

@@ -8,7 +8,8 @@ from pydantic import Field
 
 from ...core.config import Section, parse
 from ...core.dtypes import Precision
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, ParallelError
+from ...core.layout import Layout
 from ..config.sections import OffloadSection, OptimizerSection
 from ..context.modes import Mode
 
@@ -42,6 +43,16 @@ class InitializeOptions(Section):
                 'that ends with this process: add "folder": "/path".'
             )
         return options
+
+    def layout(self, num_ranks: int) -> Layout:
+        """Returns the layout over `num_ranks` ranks; raises ParallelError if they are no multiple of cp."""
+        if num_ranks % self.cp:
+            raise ParallelError(
+                f"initialize: cp = {self.cp} does not divide the {num_ranks} ranks of this job. Use a divisor of them, "
+                f"or start a multiple of {self.cp} ranks (torchrun --nproc-per-node)."
+            )
+        dp = num_ranks // self.cp
+        return Layout(dp=dp, cp=self.cp, zero=self.zero, shard_size=self.shard_size, bucket_size=self.bucket_size)
 
 
 def optimizer_section(optimizer: object, steps: int) -> OptimizerSection:

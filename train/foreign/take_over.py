@@ -6,9 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from ...core.errors import ParallelError
 from ...core.given_paths import as_path
-from ...core.layout import Layout
 from ...core.process import return_freed_memory
 from ...parallel.mesh import Group, Mesh, cpu_shard_group
 from ...parallel.torch_dtypes import torch_dtype
@@ -39,25 +37,13 @@ def take_over(
         check_context(model)
     blocks = find_blocks(model, gather_together)
     world_size = join_job(device, settings.timeout_seconds)
-    mesh = Mesh.build(_layout(settings, world_size), 1, timeout_seconds=settings.timeout_seconds)
+    mesh = Mesh.build(settings.layout(world_size), 1, timeout_seconds=settings.timeout_seconds)
     lines = [repr(options), repr(settings), f"loads weights: {loads}", repr(list(blocks)), *describe(model)]
     check_alike(lines, mesh.world)
     stored = StoredWeights.open(as_path(weights), model, mesh.world) if weights is not None else None
     values = _take_values(model, dtype, device, mesh.world, stored)
     foreign = ForeignModel.of(model, blocks)
     return foreign, _build_engine(foreign, values, mesh, options, settings, device)
-
-
-def _layout(settings: InitializeOptions, world_size: int) -> Layout:
-    cp = settings.cp
-    if world_size % cp:
-        raise ParallelError(
-            f"initialize: cp = {cp} does not divide the {world_size} ranks of this job. Use a divisor of them, or "
-            f"start a multiple of {cp} ranks (torchrun --nproc-per-node)."
-        )
-    return Layout(
-        dp=world_size // cp, cp=cp, zero=settings.zero, shard_size=settings.shard_size, bucket_size=settings.bucket_size
-    )
 
 
 def _build_engine(
