@@ -118,12 +118,17 @@ class ExchangedExperts:
     def _in_rounds(
         self, x_PD: torch.Tensor, plan: ExchangePlan, experts: Experts, beside: Beside
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        again = self.recompute and len(plan.rounds) > 1
-        run = partial(recomputed, self._round) if again else self._round
-        first, *others = x_PD.split([sum(each.sent) for each in plan.rounds])
-        y_PD, computed = run(first, plan.rounds[0], experts, beside)
-        parts = [run(*part, experts, lambda: None)[0] for part in zip(others, plan.rounds[1:], strict=True)]
-        return torch.cat([y_PD, *parts]), computed
+        parts = x_PD.split([sum(each.sent) for each in plan.rounds])
+        if self.recompute and len(plan.rounds) > 1:
+            # beside() is no part of what is computed again: it exchanges among the tensor-parallel ranks, and others of
+            # them, with another plan, may have one round only.
+            computed = beside()
+            run = partial(recomputed, self._round)
+            outputs = [run(*part, experts, _nothing)[0] for part in zip(parts, plan.rounds, strict=True)]
+            return torch.cat(outputs), computed
+        first, *others = zip(parts, plan.rounds, strict=True)
+        y_PD, computed = self._round(*first, experts, beside)
+        return torch.cat([y_PD, *(self._round(*part, experts, _nothing)[0] for part in others)]), computed
 
     def _round(
         self, x_PD: torch.Tensor, current: Round, experts: Experts, beside: Beside
@@ -144,6 +149,10 @@ class ExchangedExperts:
 
     def whole(self, values: torch.Tensor, length: int) -> torch.Tensor:
         return collect_sequence(values, length, self.tp)
+
+
+def _nothing() -> None:
+    """Is computed beside the rounds that have nothing beside them."""
 
 
 def spread_of(place: Placement) -> ExpertSpread:

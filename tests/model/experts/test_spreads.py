@@ -45,9 +45,9 @@ CONFIGS = {
     ),
 }
 BLOCKS = {"mixtral": MixtralSparseMoeBlock, "qwen2_moe": Qwen2MoeSparseMoeBlock, "qwen3_moe": Qwen3MoeSparseMoeBlock}
-# How tokens choose: by chance; all of them the experts 4 and 5, so that 6 ranks' worth of experts have no token; or
-# experts that move from one data rank to the next.
-ROUTINGS = ("chance", "hot", "moving")
+# How tokens choose: by chance; all of them the experts 4 to 6, so that the others have no token; the first half of
+# them so, which needs more rounds than the other half; or experts that move from one data rank to the next.
+ROUTINGS = ("chance", "hot", "half hot", "moving")
 STACKED = ("experts.gate_up_proj", "experts.down_proj")
 UNEVEN = (7, 0, 12, 3)  # tokens of each data rank
 
@@ -64,8 +64,8 @@ def batch_of(data: int, num_tokens: int, routing: str) -> Batch:
     generator = torch.Generator().manual_seed(data)
     x_TD, grad_TD = (torch.randn(num_tokens, HIDDEN, generator=generator) for _ in range(2))
     x_TD[:, :EXPERTS] = 0.1 * x_TD[:, :EXPERTS]
-    if routing == "hot":
-        x_TD[:, 4:7] += torch.tensor([3.0, 2.5, 2.0])
+    if routing in ("hot", "half hot"):
+        x_TD[: num_tokens if routing == "hot" else num_tokens // 2, 4:7] += torch.tensor([3.0, 2.5, 2.0])
     if routing == "moving":
         x_TD[:, [(2 * data) % EXPERTS, (2 * data + 1) % EXPERTS]] += 3.0
     return Batch(x_TD, grad_TD)
@@ -256,6 +256,12 @@ def test_four_ranks_compute_the_block_of_transformers(
 @pytest.mark.parametrize("axes", [{"dp": 2, "ep": 2}, {"tp": 2, "ep": 2}], ids=str)
 def test_the_shared_expert_is_computed_while_tokens_are_on_their_way(rank_pool: RankPool, axes: dict[str, int]) -> None:
     rank_pool.run(check_flights, 2, axes=axes)
+
+
+def test_ranks_that_exchange_with_others_may_need_more_rounds(rank_pool: RankPool) -> None:
+    """Two ep groups in one tensor-parallel group, whose shared expert all four ranks compute together."""
+    axes = {"tp": 4, "ep": 2}
+    rank_pool.run(check, 4, axes=axes, names=["qwen2_moe"], recompute="selective", sequence_parallel=True)
 
 
 @pytest.mark.parametrize("axes", [{"ep": 2, "tp": 2}, {"ep": 2, "expert_tp": 2, "tp": 2}], ids=str)

@@ -11,8 +11,6 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
-    BloomConfig,
-    Gemma2Config,
     GPT2Config,
     LlamaConfig,
     MistralConfig,
@@ -175,29 +173,6 @@ def test_every_stage_with_layers_that_are_computed_again(rank_pool: RankPool, ze
     expected = _expected("llama", "documents", 2)
     _compare(losses, out, expected, gradients=False)
     assert set(Checkpoint.open(folder).tensors) == set(expected[2])
-
-
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
-        (lambda: nn.Linear(2, 2), "no model of transformers"),
-        (lambda: _of(LlamaConfig(**SHAPE, attention_dropout=0.1)), "attention_dropout = 0.1"),
-        (lambda: _of(Gemma2Config(**SHAPE, head_dim=8)), "attn_logit_softcapping"),
-        (lambda: _of(MixtralConfig(**SHAPE, num_local_experts=4, output_router_logits=True)), "output_router_logits"),
-        (lambda: _of(BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4)), "AttentionInterface"),
-    ],
-)
-def test_other_modules_are_refused_by_name(make: Callable[[], nn.Module], named: str) -> None:
-    model = make()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(ConfigError, match=named):
-        initialize(model, cp=2)
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert not any(hasattr(parameter, "fqn") for parameter in model.parameters())
-
-
-def _of(config: Any) -> Any:
-    return AutoModelForCausalLM.from_config(config)
 
 
 def test_a_cp_that_does_not_divide_the_ranks_is_refused() -> None:
