@@ -5,12 +5,13 @@ Whatever would mix positions of a row in another way than by attention through t
 
 from collections.abc import Mapping
 from inspect import Parameter, signature
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch import nn
 
 from ...core.errors import ConfigError
+from ..context.modes import AttentionHeads, Mode, choose_mode
 
 _KINDS: Final = ("full_attention", "sliding_attention")
 _DROPOUTS: Final = ("attention_dropout", "attn_pdrop")
@@ -25,17 +26,27 @@ _REFUSED: Final = {
 _TENSORS: Final = frozenset({"input_ids", "labels", "position_ids", "attention_mask"})
 
 
-def check_context(model: nn.Module) -> None:
-    """Checks that ranks may share the rows of a module.
+def check_context(model: nn.Module, cp: int, mode: Mode | Literal["auto"]) -> None:
+    """Checks that cp ranks may share the rows of a module.
 
     Raises:
         ConfigError: they may not; the message names the cause.
+        ParallelError: they cannot in this mode.
     """
     if problem := _problem(model):
         raise ConfigError(
             f"initialize cannot share the rows of this {type(model).__name__} over cp ranks: {problem}. Use cp = 1, or "
             "a decoder of transformers with plain causal attention."
         )
+    context_mode(model, cp, mode)
+
+
+def context_mode(model: nn.Module, cp: int, wanted: Mode | Literal["auto"]) -> Mode:
+    """Returns how attention gets the keys of other ranks; raises ParallelError where Ulysses is wanted and cannot."""
+    config: Any = model.config
+    queries = int(config.num_attention_heads)
+    keys = int(getattr(config, "num_key_value_heads", None) or queries)
+    return choose_mode(wanted, AttentionHeads(queries, keys, cp), "none")
 
 
 def _problem(model: nn.Module) -> str:

@@ -26,9 +26,9 @@ from ...parallel.functions import conjugate
 from ...parallel.mesh import Group
 from ..context.dealing import Dealing, deal
 from ..context.gather import GatheredAttention
-from ..context.modes import AttentionHeads, Mode, choose_mode
+from ..context.modes import Mode
 from ..context.ulysses import UlyssesAttention
-from .context_checks import batch_tensors
+from .context_checks import batch_tensors, context_mode
 
 _OTHER_OPTIONS: Final = ("softcap", "s_aux", "position_bias")  # of layers of transformers, which tiles do not have
 IMPLEMENTATION: Final = "tk_context_parallel"  # the name of our attention in transformers' interface
@@ -105,9 +105,7 @@ class ContextParallel:
 
     def __init__(self, model: nn.Module, group: Group, mode: Mode | Literal["auto"]) -> None:
         config: Any = model.config
-        queries = int(config.num_attention_heads)
-        keys = int(getattr(config, "num_key_value_heads", None) or queries)
-        self._mode = choose_mode(mode, AttentionHeads(queries, keys, group.size), "none")
+        self._mode = context_mode(model, group.size, mode)
         self._model, self._group, self._config = model, group, config
         self._windows = _windows(config)
         self._last: tuple[object, SharedRows] | None = None

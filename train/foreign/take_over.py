@@ -34,7 +34,7 @@ def take_over(
     dtype, loads = torch_dtype(settings.precision), weights is not None
     device = check_module(model, dtype, loads)
     if settings.cp > 1:
-        check_context(model)
+        check_context(model, settings.cp, settings.cp_mode)
     blocks = find_blocks(model, gather_together)
     world_size = join_job(device, settings.timeout_seconds)
     mesh = Mesh.build(settings.layout(world_size), 1, timeout_seconds=settings.timeout_seconds)

@@ -14,7 +14,7 @@ from transformers import (
     MixtralConfig,
 )
 
-from tk.core.errors import ConfigError
+from tk.core.errors import ConfigError, ParallelError
 from tk.train import initialize
 from tk.train.foreign.context_checks import batch_tensors, check_context
 
@@ -77,4 +77,6 @@ def test_a_batch_may_have_padded_ends_and_positions_of_one_row() -> None:
 
 def test_decoders_with_plain_attention_are_accepted() -> None:
     for config in (LlamaConfig(**SHAPE), MixtralConfig(**SHAPE, num_local_experts=4)):
-        check_context(_of(config))
+        check_context(_of(config), 3, "auto")
+        with pytest.raises(ParallelError, match=r"heads % cp = 4 % 3 = 1"):
+            check_context(_of(config), 3, "ulysses")
