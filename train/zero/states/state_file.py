@@ -25,7 +25,6 @@ class StateFile:
 
     Attributes:
         fd: a descriptor, through the page cache.
-        close: ends the threads and gives the file's bytes back, once; so does the end of this object.
 
     Raises:
         StorageError: the folder cannot hold the file.
@@ -36,13 +35,23 @@ class StateFile:
         self.fd = storage.open_unnamed(folder)
         self._fds = [self.fd]
         self._threads = ThreadPoolExecutor(THREADS, "tk-states")
-        self.close = weakref.finalize(self, _close, self._threads, self._fds)
+        # Garbage is collected at any moment, on any thread, also while locks of `threading` are held: what it calls waits
+        # for nothing. The threads are idle then, as work keeps this object, and end with the pool.
+        self._release = weakref.finalize(self, _close, self._fds)
         try:
             self.reserve(max(nbytes, PAGE))
             self._direct = self._open_direct()
         except BaseException:
             self.close()
             raise
+
+    def close(self) -> None:
+        """Waits for reads and writes, ends the threads and gives the file's bytes back. Idempotent.
+
+        The end of this object, which nothing in flight lives to see, gives the bytes back, too.
+        """
+        self._threads.shutdown()
+        self._release()
 
     def reserve(self, nbytes: int) -> None:
         """Makes the file larger. Raises StorageError if the disk is too small."""
@@ -99,7 +108,6 @@ class StateFile:
             )
 
 
-def _close(threads: ThreadPoolExecutor, fds: list[int]) -> None:
-    threads.shutdown()
+def _close(fds: list[int]) -> None:
     while fds:
         storage.close(fds.pop())

@@ -1,7 +1,9 @@
 """The file of states: bytes come back as they were written, past the page cache or through it."""
 
 import errno
+import gc
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -77,3 +79,19 @@ def test_closing_it_twice_or_losing_it_gives_the_descriptors_back(tmp_path: Path
     again.close()
     again.close()
     assert held() == 0
+
+
+def test_losing_it_waits_for_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Garbage is collected also while a thread starts, which holds locks that the end of another thread needs."""
+    file, buffer = StateFile(tmp_path, PAGE), PageBuffer(PAGE)
+    ended(file.read_pages(buffer.memory, 0))
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("tk-states")]
+    waited: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "join", lambda thread, timeout=None: waited.append(thread.name))
+        del file
+        gc.collect()
+    assert waited == []
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive(), "the pool's threads end with it"
