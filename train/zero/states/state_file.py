@@ -35,8 +35,8 @@ class StateFile:
         self.fd = storage.open_unnamed(folder)
         self._fds = [self.fd]
         self._threads = ThreadPoolExecutor(THREADS, "tk-states")
-        # Garbage is collected at any moment, on any thread, also while locks of `threading` are held: what it calls waits
-        # for nothing. The threads are idle then, as work keeps this object, and end with the pool.
+        # Garbage is collected at any moment, on any thread, also while locks of `threading` are held, so what it calls
+        # waits for nothing. The threads are idle then, as work keeps this object, and end with the pool.
         self._release = weakref.finalize(self, _close, self._fds)
         try:
             self.reserve(max(nbytes, PAGE))
