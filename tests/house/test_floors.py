@@ -118,9 +118,9 @@ COMPUTE: dict[str, str] = {
     "parity": "close_choices flat_values foreign gradients measure reference_values updates",
     "train.context": "gather kernels tiled tiled_attention ulysses",
     "train.engine": "attention compiling evaluate nonfinite optimizer_step passes rows stages training_engine",
-    "train.foreign": "accumulation blocks buffers checks construction construction_log context_checks "
-    "context_parallel disguise first_values "
-    "join_job model model_engine on_meta options replay stored_weights take_over watch",
+    "train.foreign": "accumulation blocks buffers checks construction construction_log context_batch context_model "
+    "context_parallel disguise first_values join_job model model_engine on_meta options replay stored_weights "
+    "take_over watch",
     "train.health": "flight_recorder",
     "train.launch": "rendezvous worker",
     "train.pipeline": "executor",

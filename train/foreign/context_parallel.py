@@ -1,196 +1,227 @@
-"""Context parallelism for modules of transformers: ranks share rows, and attention goes through its interface.
+"""Context parallelism of a model of `transformers`: each rank of a group runs it on some positions of the same batch.
 
-Every rank of a group gets the same batch. Labels are shifted in the whole rows, then each rank takes the positions that
-are dealt to it, and its attention gets the keys of the others (train/context). The loss is the mean over all labels of
-the batch, whatever ranks they are on (transformers #46775 counts them once per rank).
+The model's attention is replaced while the engine runs it, through transformers' AttentionInterface, and is as before
+between the calls. What a pass needs travels with it as a keyword, so that a layer that is computed again in backward
+finds its own batch's. No mask is made: an implementation without a mask function of its own gets none.
 """
 
-import hashlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from typing import Any, Final, Literal
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from ...core.errors import ConfigError
 from ...core.labels import IGNORED
-from ...parallel.collectives import all_reduce, gather_bytes
+from ...model.attention import Attend
+from ...parallel.collectives import all_reduce
 from ...parallel.functions import conjugate
 from ...parallel.mesh import Group
-from ..context.dealing import Dealing, deal
+from ..context.dealing import Dealing, Integers, deal
+from ..context.fetched_keys import fetched_shares
 from ..context.gather import GatheredAttention
-from ..context.modes import Mode
+from ..context.modes import Mode, choose_mode
 from ..context.ulysses import UlyssesAttention
-from .context_checks import batch_tensors, context_mode
+from .context_batch import WholeBatch, check_same
+from .context_model import ModelAttention
 
-_OTHER_OPTIONS: Final = ("softcap", "s_aux", "position_bias")  # of layers of transformers, which tiles do not have
-IMPLEMENTATION: Final = "tk_context_parallel"  # the name of our attention in transformers' interface
+IMPLEMENTATION: Final = "tk_context_parallel"
+_WITHOUT_EFFECT: Final = frozenset(
+    (
+        *(
+            "position_ids",
+            "shift_labels",
+            "num_items_in_batch",
+            "use_cache",
+            "output_attentions",
+            "output_hidden_states",
+        ),
+        *("return_dict", "output_router_logits", "is_causal", "logits_to_keep"),
+    )
+)
 
 
-@dataclass(slots=True)
-class _CalledLayer:
-    """An attention layer of transformers, as an `Attend` wants it."""
+@dataclass
+class _AttendedLayer:
+    """The layer that calls an `Attend`."""
 
     layer: int
     window: int | None
 
 
-class SharedRows:
-    """The attention of one batch's rows, which travels through a module's keywords to each of its layers.
+@dataclass
+class RowsOfPass:
+    """The rows that one pass computes some positions of.
+
+    Attributes:
+        dealing: the positions of each rank.
+        mode: how attention gets the keys of other ranks.
+        group: the ranks that share the rows.
+        windows: the attention window that the config gives each layer.
+        seen: the layers that called for attention.
+    """
+
+    dealing: Dealing
+    mode: Mode
+    group: Group
+    windows: tuple[int | None, ...]
+    seen: set[int] = field(default_factory=set)
+    _attends: dict[float | None, Attend] = field(default_factory=dict)
+
+    def attend(self, scale: float | None) -> Attend:
+        """Returns the attention over the rows' keys, with a factor of scores."""
+        if scale not in self._attends:
+            kind = GatheredAttention if self.mode == "gather" else UlyssesAttention
+            self._attends[scale] = kind(self.dealing, self.group, scale)
+        return self._attends[scale]
+
+
+def attend_over_ranks(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    tk_rows: RowsOfPass | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Computes causal attention as an implementation of transformers' AttentionInterface.
 
     Args:
-        dealing: the positions of each rank.
-        group: the ranks that share the rows.
-        mode: how attention gets the keys of other ranks.
-    """
+        module: the attention module.
+        query: [B, H, L, E], of this rank's positions, rotated.
+        key: [B, K, L, E].
+        value: [B, K, L, E].
+        attention_mask: None.
+        scaling: the factor of scores; None for 1 / sqrt(E).
+        sliding_window: the layer's window, the query's own position included; None for no window.
+        tk_rows: the pass that the call is part of.
+        others: a dropout of 0, and keywords without effect on attention.
 
-    def __init__(self, dealing: Dealing, group: Group, mode: Mode) -> None:
-        self.dealing, self._group, self._mode = dealing, group, mode
-        self._attends: dict[float | None, GatheredAttention | UlyssesAttention] = {}
-
-    def attend(
-        self, at: _CalledLayer, scale: float | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> torch.Tensor:
-        """Returns the outputs [B, L, H, E] of queries [B, L, H, E] over keys and values [B, L, K, E] of all ranks."""
-        if scale not in self._attends:
-            kind = GatheredAttention if self._mode == "gather" else UlyssesAttention
-            self._attends[scale] = kind(self.dealing, self._group, scale)
-        return self._attends[scale](at, q, k, v)
-
-
-def shared_attention(
-    module: nn.Module,
-    q_BHLE: torch.Tensor,
-    k_BKLE: torch.Tensor,
-    v_BKLE: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
-    """Computes attention as transformers' interface wants it: returns [B, L, H, E], and no weights.
+    Returns:
+        The outputs [B, L, H, E], and no weights.
 
     Raises:
-        ConfigError: the layer wants something that would be left out.
+        ConfigError: the module wants something that attention over ranks does not compute.
     """
-    rows: SharedRows | None = options.get("shared_rows")
-    wanted = "dropout" if options.get("dropout") else "a mask" if attention_mask is not None else ""
-    wanted = next((name for name in _OTHER_OPTIONS if options.get(name) is not None), wanted)
-    if rows is None or wanted or not getattr(module, "is_causal", True):
-        raise ConfigError(
-            f"{type(module).__name__} wants {wanted or 'other rows'} in its attention, which cp > 1 does not have: it "
-            "is causal, over the rows of the batch that engine(batch) got."
-        )
-    at = _CalledLayer(int(getattr(module, "layer_idx", 0)), options.get("sliding_window"))
-    q, k, v = (each.transpose(1, 2) for each in (q_BHLE, k_BKLE, v_BKLE))
-    return rows.attend(at, options.get("scaling"), q, k, v), None
+    layer = getattr(module, "layer_idx", None)
+    problem = ""
+    if tk_rows is None or not isinstance(layer, int):
+        problem = "does not hand on the keywords of its model's forward, or has no layer_idx"
+    elif attention_mask is not None or others.get("is_causal") is False:
+        problem = "makes a mask of its own"
+    elif others.pop("dropout", 0.0):
+        problem = "has dropout"
+    elif key.shape[-1] != value.shape[-1] or key.shape[2] != query.shape[2]:
+        problem = f"has keys {list(key.shape)} and values {list(value.shape)} for queries {list(query.shape)}"
+    elif layer >= len(tk_rows.windows) or tk_rows.windows[layer] != sliding_window:
+        problem = f"has the window {sliding_window} in layer {layer}, of which its config says otherwise"
+    elif wanted := sorted(name for name in others.keys() - _WITHOUT_EFFECT if others[name] is not None):
+        problem = f"asks for {', '.join(wanted)}"
+    if problem:
+        raise ConfigError(f"Attention over cp ranks cannot replace {type(module).__name__}: it {problem}. Use cp = 1.")
+    assert tk_rows is not None
+    assert isinstance(layer, int)
+    tk_rows.seen.add(layer)
+    q, k, v = (each.transpose(1, 2) for each in (query, key, value))
+    return tk_rows.attend(scaling)(_AttendedLayer(layer, sliding_window), q, k, v), None
 
 
 class ContextParallel:
-    """A module whose rows the ranks of a group share.
+    """Runs a model on a rank's positions.
 
     Args:
-        model: the module, which `check_context` accepts.
-        group: the ranks that share rows, more than one.
-        mode: "gather", "ulysses", or "auto" for the one that moves fewer bytes.
-
-    Raises:
-        ParallelError: Ulysses is wanted, but the number of heads is no multiple of the ranks.
+        model: the module that the engine trains.
+        attention: what `ModelAttention.of` returned.
+        wanted: the argument cp_mode.
+        group: the ranks that share rows.
+        device: the device that the model is on.
     """
 
-    def __init__(self, model: nn.Module, group: Group, mode: Mode | Literal["auto"]) -> None:
-        config: Any = model.config
-        self._mode = context_mode(model, group.size, mode)
-        self._model, self._group, self._config = model, group, config
-        self._windows = _windows(config)
-        self._last: tuple[object, SharedRows] | None = None
-        # tk does not depend on transformers; the model is one of it, so it is loaded.
-        sys.modules["transformers"].AttentionInterface.register(IMPLEMENTATION, shared_attention)
+    def __init__(
+        self,
+        model: nn.Module,
+        attention: ModelAttention,
+        wanted: Mode | Literal["auto"],
+        group: Group,
+        device: torch.device,
+    ) -> None:
+        self._model, self._attention, self._wanted, self._group = model, attention, wanted, group
+        self._device = device
+        configs = {id(config): config for each in model.modules() if (config := getattr(each, "config", None))}
+        self._configs: list[Any] = [each for each in configs.values() if hasattr(each, "_attn_implementation")]
 
     @contextmanager
-    def attending(self) -> Iterator[None]:
-        """Lets the module attend over shared rows inside of the block; backward may compute layers again there."""
-        before = self._config._attn_implementation
-        self._config._attn_implementation = IMPLEMENTATION
+    def replaced_attention(self) -> Iterator[None]:
+        """Surrounds what calls the model's layers, forward or again in backward."""
+        transformers: Any = sys.modules["transformers"]
+        # a function without state, under a name of ours
+        transformers.AttentionInterface.register(IMPLEMENTATION, attend_over_ranks)
+        before = [config._attn_implementation for config in self._configs]
         try:
+            for config in self._configs:
+                config._attn_implementation = IMPLEMENTATION
             yield
         finally:
-            self._config._attn_implementation = before
+            for config, implementation in zip(self._configs, before, strict=True):
+                config._attn_implementation = implementation
 
-    def loss(self, batch: object) -> torch.Tensor:
-        """Runs the module on this rank's positions; returns the mean loss over all labels of the batch.
+    def run(self, batch: object) -> torch.Tensor:
+        """Returns the mean loss over all targets of a batch that every rank of the group has.
+
+        Backward of each rank's loss gives it `group.size` times its positions' part of the gradient, so that the mean
+        over ranks is that of the batch, whatever a script computes with the loss.
 
         Raises:
-            ConfigError: the batch cannot be shared, or the ranks of the group got different ones.
+            ConfigError: the batch cannot be cut, or differs between the ranks.
         """
-        tensors = batch_tensors(batch)
-        ids, labels = tensors["input_ids"], tensors["labels"]
-        self._check_alike(tensors)
-        places = tensors.get("position_ids")
-        positions = torch.arange(ids.shape[1], device=ids.device) if places is None else places
-        positions = positions.expand(ids.shape)
-        rows = self._rows(positions if places is not None else None, ids.shape)
-        targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-        count = max(1, int((targets != IGNORED).sum()))
-        inputs, position_ids, own = (
-            self._own(rows.dealing, *each) for each in ((ids, 0), (positions, 0), (targets, IGNORED))
+        check_same(batch, self._group)
+        whole = WholeBatch.of(batch)
+        rows = self._deal(whole)
+        inputs, targets, positions = (
+            self._part(rows.dealing, values, padding)
+            for values, padding in ((whole.inputs, 0), (whole.targets, IGNORED), (whole.positions, 0))
         )
-        with self.attending():
-            output = self._model(input_ids=inputs, position_ids=position_ids, use_cache=False, shared_rows=rows)
-        logits = output.logits.float().flatten(0, 1)
-        total = F.cross_entropy(logits, own.flatten(), ignore_index=IGNORED, reduction="sum")
-        # Gradients are averaged over all ranks, those that share rows included, though they are parts of one sum.
-        return conjugate(total * (self._group.size / count), partial(_mean, group=self._group), torch.clone)
+        with self.replaced_attention():
+            output = self._model(
+                input_ids=inputs,
+                position_ids=positions,
+                labels=torch.full_like(targets, IGNORED),  # for which a loss without shift_labels is no number
+                shift_labels=targets,
+                num_items_in_batch=torch.tensor(whole.num_valid, device=self._device),
+                use_cache=False,
+                tk_rows=rows,
+            )
+        self._check_layers(rows)
+        size = self._group.size
+        return conjugate(output["loss"], partial(_summed, group=self._group), lambda grad: grad * size)
 
-    def _own(self, dealing: Dealing, values: torch.Tensor, padding: int) -> torch.Tensor:
-        taken = dealing.take(self._group.rank, values.cpu().numpy().astype(np.int64), padding)
-        return torch.from_numpy(np.ascontiguousarray(taken)).to(values.device)
+    def _deal(self, whole: WholeBatch) -> RowsOfPass:
+        """Deals the positions of a batch; the mode depends on the rows' length."""
+        windows, heads = self._attention.windows, self._attention.heads
+        num_rows, length = whole.inputs.shape
+        shares = fetched_shares(length, windows, heads.cp)
+        mode = choose_mode(self._wanted, heads, "none", sum(shares[window] for window in windows) / len(windows))
+        return RowsOfPass(deal(num_rows, length, whole.documents, windows, heads.cp), mode, self._group, windows)
 
-    def _rows(self, positions: torch.Tensor | None, shape: torch.Size) -> SharedRows:
-        """Returns the deal of rows: that of the last batch if the rows are cut alike."""
-        documents = () if positions is None else _documents(positions)
-        if self._last is None or self._last[0] != (shape, documents):
-            dealing = deal(shape[0], shape[1], documents, self._windows, self._group.size)
-            self._last = ((shape, documents), SharedRows(dealing, self._group, self._mode))
-        return self._last[1]
+    def _part(self, dealing: Dealing, values: Integers, padding: int) -> torch.Tensor:
+        return torch.from_numpy(dealing.take(self._group.rank, values, padding)).to(self._device)
 
-    def _check_alike(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Compares the batch of all ranks of the group: one that had other rows would train on a mixture of both."""
-        digest = hashlib.sha256()
-        for name in sorted(tensors):
-            digest.update(f"{name} {list(tensors[name].shape)}".encode())
-            digest.update(tensors[name].cpu().numpy().tobytes())
-        if len(set(gather_bytes(digest.digest(), self._group))) > 1:
+    def _check_layers(self, rows: RowsOfPass) -> None:
+        missing = sorted(set(range(len(rows.windows))) - rows.seen)
+        if missing:
             raise ConfigError(
-                f"The {self._group.size} ranks that share rows got different batches. Ranks 0 to cp - 1 get the same "
-                "batch, the next cp ranks another: take the rows of number RANK // cp of WORLD_SIZE // cp parts."
+                f"Layers {missing} of {type(self._model).__name__} computed no attention over cp ranks, so that they "
+                "saw one rank's positions only: they skipped it, or do it in a way of their own. Use cp = 1."
             )
 
 
-def _mean(share: torch.Tensor, group: Group) -> torch.Tensor:
-    return all_reduce(share.clone(), group) / group.size
-
-
-def _windows(config: Any) -> list[int | None]:
-    """Returns the window of each layer, by which positions are dealt; each layer's call says what it attends to."""
-    window, num_layers = getattr(config, "sliding_window", None) or None, int(config.num_hidden_layers)
-    kinds: Sequence[str] = getattr(config, "layer_types", None) or ["sliding_attention"] * num_layers
-    return [window if kind == "sliding_attention" else None for kind in kinds]
-
-
-def _documents(positions: torch.Tensor) -> tuple[int, ...]:
-    """Returns the lengths of the documents of rows, one after another: each begins where positions do not go on by 1.
-
-    () stands for rows of one document each.
-    """
-    begins = torch.ones_like(positions, dtype=torch.bool)
-    begins[:, 1:] = positions.diff(dim=1) != 1
-    if int(begins.sum()) == len(positions):
-        return ()
-    starts = [*begins.flatten().nonzero().flatten().tolist(), positions.numel()]
-    return tuple(stop - start for start, stop in pairwise(starts))
+def _summed(x: torch.Tensor, group: Group) -> torch.Tensor:
+    return all_reduce(x.clone(), group)

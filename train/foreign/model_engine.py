@@ -48,6 +48,8 @@ def initialize(
     weights: str | os.PathLike[str] | None = None,
     zero: Stage = 0,
     precision: Precision = "fp32",
+    cp: int = 1,
+    cp_mode: Mode | Literal["auto"] = "auto",
     accumulate: int = 1,
     steps: int = 0,
     shard_size: int = 0,
@@ -56,41 +58,39 @@ def initialize(
     offload: Mapping[str, Any] | None = None,
     gather_together: str | nn.Module | Sequence[str | nn.Module] = (),
     timeout_seconds: float = 600.0,
-    cp: int = 1,
-    cp_mode: Mode | Literal["auto"] = "auto",
 ) -> "ModelEngine":
     """Takes over a module: its parameters move into flat buffers, gradients are exchanged during backward.
 
-    Under torchrun every rank calls it with the same model; rank 0's values count. Of a model that was built inside of
-    `on_meta`, rank 0 makes the values of an ordinary construction, parameter by parameter.
+    Under torchrun (RANK and WORLD_SIZE set) every rank calls it with the same model; rank 0's values count. Of a model
+    that was built inside of `on_meta`, rank 0 makes the values of an ordinary construction, parameter by parameter.
 
     Args:
         weights: a step, run or Hugging Face folder with the names of the module's state_dict. Each rank reads its share
-            of the parameters, and whole buffers, if there are some. The fp32 masters get all digits that are stored.
-        model: any module of plain tensors. All its floating-point parameters become of `precision`; buffers keep
-            their dtype. Gradients that it has are forgotten.
-        optimizer: keys of [optimizer] (docs/training/configuration.md); its schedule is constant unless given.
-        accumulate: micro-batches per optimizer step, each with one `backward`.
+            of the parameters, and no rank ever has them all; whole buffers, if the folder has them. The fp32 masters
+            get all digits that are stored.
+        model: any module of plain tensors. Its floating-point parameters become of `precision`, frozen ones too;
+            buffers keep their dtype. Gradients that it has are forgotten.
+        optimizer: keys of [optimizer] (docs/training/configuration.md); the schedule is constant unless given.
+        cp, cp_mode: as in [parallel], for models of `transformers`: ranks of one RANK // cp share a batch's rows.
+        accumulate: micro-batches per optimizer step, each with one call of `backward`.
         steps: optimizer steps in all, for schedules that end.
-        offload: keys of [offload], for states on the host or on disk.
-        gather_together: for ZeRO stage 3, blocks that ranks may call differently or not at all, which are gathered
-            whenever the model is called: modules, or names and patterns of names ("decoder.layers.*").
-        cp: for decoders of transformers, the number of consecutive ranks that share the rows of a batch, which they all
-            get. `cp_mode` is that of [parallel].
+        offload: keys of [offload] (docs/training/configuration.md), for states on the host or on disk.
+        gather_together: for ZeRO stage 3, blocks that ranks may call differently or not at all: modules, or names and
+            patterns of names ("decoder.layers.*"). They are gathered whenever the model is called, not one by one.
 
     Raises:
         ConfigError: an argument is wrong, ranks do not agree, or the module could not be trained or saved as it is (see
             train/foreign/checks.py). Nothing was changed.
         CheckpointError: the folder of weights cannot be used, or is of another module: its message names the tensors
             that are missing, left over or of another shape, and nothing was changed. If it turns out to be damaged
-            later, build the module anew.
+            later, the module must be built anew.
         ParallelError: the layout is impossible.
     """
     settings = InitializeOptions.of(
-        cp=cp,
-        cp_mode=cp_mode,
         zero=zero,
         precision=precision,
+        cp=cp,
+        cp_mode=cp_mode,
         accumulate=accumulate,
         steps=steps,
         shard_size=shard_size,
@@ -99,8 +99,8 @@ def initialize(
         offload=dict(offload or {}),
         timeout_seconds=timeout_seconds,
     )
-    foreign, engine = take_over(model, gather_together, optimizer_section(optimizer, steps), settings, weights)
-    return ModelEngine(foreign, engine, settings)
+    options = optimizer_section(optimizer, steps)
+    return ModelEngine(settings, *take_over(model, gather_together, options, settings, weights))
 
 
 class ModelEngine:
@@ -117,8 +117,15 @@ class ModelEngine:
         *("_checkpointer", "_optimizer_step", "_accumulation", "_half_loaded", "_context", "__weakref__"),
     )
 
-    def __init__(self, foreign: ForeignModel, engine: TrainingEngine, settings: InitializeOptions) -> None:
+    def __init__(
+        self,
+        settings: InitializeOptions,
+        foreign: ForeignModel,
+        engine: TrainingEngine,
+        context: ContextParallel | None,
+    ) -> None:
         self._training = engine
+        self._context = context
         self._half_loaded = ""  # the checkpoint of a load that failed after values were read
         self.module = foreign.module
         self.step_count = 0
@@ -131,8 +138,6 @@ class ModelEngine:
         self._optimizer_step = OptimizerStep(engine, TrainSection(), before_update=self._checkpointer.flush_pending)
         engine.optimizer.takes_written = True
         self._accumulation = Accumulation(engine, settings.accumulate)
-        cp = engine.mesh.cp
-        self._context = ContextParallel(foreign.module, cp, settings.cp_mode) if cp.size > 1 else None
 
     @property
     def _engine(self) -> TrainingEngine:
@@ -162,12 +167,13 @@ class ModelEngine:
         """Runs the module: keywords from a mapping, arguments from a tuple or list, else one argument.
 
         Returns:
-            The output's loss if it has one (`.loss`, or ["loss"] of a mapping), else the output.
+            The output's loss if it has one (`.loss`, or ["loss"] of a mapping), else the output. With cp, see
+            `ContextParallel.run`.
         """
         try:
             with self._engine.whole_pass(), self._training.saving(0):
-                if self._context:
-                    return self._context.loss(batch)
+                if self._context is not None:
+                    return self._context.run(batch)
                 if isinstance(batch, Mapping):
                     output = self.module(**batch)
                 else:
@@ -187,7 +193,7 @@ class ModelEngine:
                 other ranks already, so that another one would be lost, or added while they are read (NCCL).
             TkError: at ZeRO stage 3, ranks called different parts of the model, or the graph is older than a step.
         """
-        with self._context.attending() if self._context else nullcontext():
+        with nullcontext() if self._context is None else self._context.replaced_attention():
             self._accumulation.backward(loss, retain_graph)
 
     def step(self) -> bool:

@@ -21,6 +21,8 @@ class InitializeOptions(Section):
 
     zero: Stage = 0
     precision: Precision = "fp32"
+    cp: int = Field(default=1, ge=1)
+    cp_mode: Mode | Literal["auto"] = "auto"
     accumulate: int = Field(default=1, ge=1)
     steps: int = Field(default=0, ge=0)
     shard_size: int = Field(default=0, ge=0)
@@ -28,8 +30,16 @@ class InitializeOptions(Section):
     overlap: bool = True
     offload: OffloadSection = OffloadSection()
     timeout_seconds: float = Field(default=600.0, gt=0, le=86400)
-    cp: int = Field(default=1, ge=1)
-    cp_mode: Mode | Literal["auto"] = "auto"
+
+    def layout(self, world_size: int) -> Layout:
+        """Returns the layout of a number of ranks; raises ParallelError unless cp divides it."""
+        if world_size % self.cp:
+            raise ParallelError(
+                f"initialize(..., cp={self.cp}): {world_size} ranks were started, and cp must divide their number: "
+                "dp = ranks / cp groups of ranks get batches of their own."
+            )
+        dp, size = world_size // self.cp, self.shard_size
+        return Layout(dp=dp, cp=self.cp, zero=self.zero, shard_size=size, bucket_size=self.bucket_size)
 
     @staticmethod
     def of(**values: Any) -> "InitializeOptions":
@@ -43,16 +53,6 @@ class InitializeOptions(Section):
                 'that ends with this process: add "folder": "/path".'
             )
         return options
-
-    def layout(self, num_ranks: int) -> Layout:
-        """Returns the layout over `num_ranks` ranks; raises ParallelError if they are no multiple of cp."""
-        if num_ranks % self.cp:
-            raise ParallelError(
-                f"initialize: cp = {self.cp} does not divide the {num_ranks} ranks of this job. Use a divisor of them, "
-                f"or start a multiple of {self.cp} ranks (torchrun --nproc-per-node)."
-            )
-        dp = num_ranks // self.cp
-        return Layout(dp=dp, cp=self.cp, zero=self.zero, shard_size=self.shard_size, bucket_size=self.bucket_size)
 
 
 def optimizer_section(optimizer: object, steps: int) -> OptimizerSection:

@@ -15,7 +15,8 @@ from ..engine.training_engine import TrainingEngine, TrainingOptions
 from ..zero.trained_parameter import TrainedParameter
 from .blocks import find_blocks
 from .checks import check_alike, check_module, describe
-from .context_checks import check_context
+from .context_model import ModelAttention
+from .context_parallel import ContextParallel
 from .first_values import FirstValues, broadcast_bytes, give_values
 from .join_job import join_job
 from .model import ForeignModel
@@ -29,12 +30,11 @@ def take_over(
     options: OptimizerSection,
     settings: InitializeOptions,
     weights: str | os.PathLike[str] | None,
-) -> tuple[ForeignModel, TrainingEngine]:
-    """Makes an engine that trains a module; see `initialize`."""
+) -> tuple[ForeignModel, TrainingEngine, ContextParallel | None]:
+    """Makes an engine that trains a module, and what runs it on a part of each row if cp > 1; see `initialize`."""
     dtype, loads = torch_dtype(settings.precision), weights is not None
     device = check_module(model, dtype, loads)
-    if settings.cp > 1:
-        check_context(model, settings.cp, settings.cp_mode)
+    attention = ModelAttention.of(model, settings.cp, settings.cp_mode) if settings.cp > 1 else None
     blocks = find_blocks(model, gather_together)
     world_size = join_job(device, settings.timeout_seconds)
     mesh = Mesh.build(settings.layout(world_size), 1, timeout_seconds=settings.timeout_seconds)
@@ -43,7 +43,9 @@ def take_over(
     stored = StoredWeights.open(as_path(weights), model, mesh.world) if weights is not None else None
     values = _take_values(model, dtype, device, mesh.world, stored)
     foreign = ForeignModel.of(model, blocks)
-    return foreign, _build_engine(foreign, values, mesh, options, settings, device)
+    engine = _build_engine(foreign, values, mesh, options, settings, device)
+    context = ContextParallel(model, attention, settings.cp_mode, mesh.cp, device) if attention else None
+    return foreign, engine, context
 
 
 def _build_engine(
