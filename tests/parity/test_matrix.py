@@ -138,6 +138,7 @@ def uncovered(kept: Iterable[ParityLayout], others: Iterable[ParityLayout], axes
     )
 
 
+@pytest.mark.matrix
 def test_layouts_cover_all_triples_and_all_pairs_with_offload(subject: Subject) -> None:
     """Against a list of all layouts, so of fewer axes."""
     free = {"sequence_parallel", "recompute", "tied", "kv_heads", "experts", "packing", "window", "cp_mode"}

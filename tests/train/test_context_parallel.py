@@ -62,7 +62,6 @@ CHOSEN = [
     ("an odd length", "tp2 sp"),
     ("documents", "gather cp4"),
     ("a window", "gather"),
-    ("experts in documents", "dp2 zero3"),
     ("experts", "cp3, which divides neither heads nor rows"),
     ("learned positions in documents", "zero2"),
     ("few kv heads", "ulysses cp4"),

@@ -15,7 +15,7 @@ from tk.train.context.fetching import fetching
 from tk.train.context.gather import GatheredAttention, KeyExchange
 
 
-@pytest.mark.parametrize("cp", [2, 4])
+@pytest.mark.parametrize("cp", [2, pytest.param(4, marks=pytest.mark.matrix)])
 def test_both_modes_are_plain_attention(rank_pool: RankPool, cp: int) -> None:
     rank_pool.run(compare_modes, cp, dtype="float32", bound=4e-7)
 
