@@ -30,19 +30,13 @@ from .context_batch import WholeBatch, check_same
 from .context_model import ModelAttention
 
 IMPLEMENTATION: Final = "tk_context_parallel"
+# Keywords that models hand on to attention, which change nothing of what it computes here.
 _WITHOUT_EFFECT: Final = frozenset(
-    (
-        *(
-            "position_ids",
-            "shift_labels",
-            "num_items_in_batch",
-            "use_cache",
-            "output_attentions",
-            "output_hidden_states",
-        ),
-        *("return_dict", "output_router_logits", "is_causal", "logits_to_keep"),
-    )
-)
+    {
+        "position_ids", "shift_labels", "num_items_in_batch", "use_cache", "output_attentions", "output_hidden_states",
+        "return_dict", "output_router_logits", "is_causal", "logits_to_keep",
+    }
+)  # fmt: skip
 
 
 @dataclass
