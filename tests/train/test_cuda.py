@@ -66,7 +66,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of torch.compile, in torch 2.11
 @pytest.mark.parametrize("sections", SECTIONS.values(), ids=SECTIONS.keys())
-def test_every_model_trains_alike_on_both_devices(configure: Configure, sections: dict[str, Any]) -> None:
+def test_models_train_alike_on_both_devices(configure: Configure, sections: dict[str, Any]) -> None:
     losses, norms = {}, {}
     for device in ("cuda", "cpu"):
         merged = {name: dict(section) for name, section in sections.items()}

@@ -137,7 +137,8 @@ def _of_attention(model: nn.Module, config: Any) -> Iterator[str]:
     for name, module in model.named_modules():
         if getattr(module, "is_causal", True) is False:
             yield f"{name} is not causal (is_causal = False): cp computes causal attention. Use cp = 1."
-    for kind in _rope_types(getattr(config, "rope_parameters", None)):
+    tables = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
+    for kind in dict.fromkeys(kind for table in tables for kind in _rope_types(table)):
         if kind in _OWN_FREQUENCIES:
             yield (
                 f"its rotary embedding is of type {kind!r}, whose frequencies depend on the whole row's length, of "
@@ -146,9 +147,12 @@ def _of_attention(model: nn.Module, config: Any) -> Iterator[str]:
 
 
 def _rope_types(parameters: object) -> Iterator[str]:
-    """Yields the types in `rope_parameters`, which is one table, or one for each kind of layer."""
+    """Yields the types in a config's rotary parameters: one table, or one for each kind of layer.
+
+    transformers 4 has them as `rope_scaling`, with the type as "type" in older configs.
+    """
     for key, value in parameters.items() if isinstance(parameters, Mapping) else ():
-        if key == "rope_type":
+        if key in ("rope_type", "type"):
             yield str(value)
         yield from _rope_types(value)
 

@@ -66,12 +66,13 @@ class Snapshot:
     def values(self, item: Owned) -> npt.NDArray[np.generic]:
         """Returns the elements of `item`, 1-D, in the slot's dtype (bf16 as uint16); a view if possible."""
         values = self._elements(item)
-        return self.buffers.copies.moved(values, _HOST).view(_dtype_of_numpy(values)).numpy()
+        held_as: torch.dtype = getattr(torch, np.dtype(format_of(values.dtype).numpy).name)
+        return self.buffers.copies.moved(values, _HOST).view(held_as).numpy()
 
     def copy(self, item: Owned, target: npt.NDArray[np.generic]) -> None:
         """Copies the elements of `item` to memory of the host, 1-D, with the dtype of `values`."""
         values = self._elements(item)
-        self.buffers.copies.copy(torch.from_numpy(target), values.view(_dtype_of_numpy(values)))
+        self.buffers.copies.copy(torch.from_numpy(target).view(values.dtype), values)
 
     def _elements(self, item: Owned) -> torch.Tensor:
         """Returns the elements of `item`, 1-D, where they are."""
@@ -164,9 +165,3 @@ def _cannot_resume(checkpoint: Checkpoint, name: str, slot: str) -> str:
         f"{checkpoint.path} has no {slot} of {name}: {reason} and cannot be resumed. To train from its weights, name "
         "it in [model] init."
     )
-
-
-def _dtype_of_numpy(values: torch.Tensor) -> torch.dtype:
-    """Returns the dtype in which numpy holds values of a tensor."""
-    held_as: torch.dtype = getattr(torch, np.dtype(format_of(values.dtype).numpy).name)
-    return held_as

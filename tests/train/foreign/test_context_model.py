@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,6 +102,16 @@ def test_heads_that_ulysses_cannot_split_and_ranks_that_cp_does_not_divide() -> 
         initialize(make("Llama"), cp=2)
     with pytest.raises(ConfigError, match="cp_mode"):
         initialize(make("Llama"), cp=2, cp_mode="ring")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("key", ["rope_type", "type"])
+def test_frequencies_of_the_rows_length_are_found_where_transformers_4_has_them(key: str) -> None:
+    model = make("Llama")
+    options = model.config.to_dict()
+    del options["rope_parameters"]
+    model.config = SimpleNamespace(**options | {"rope_scaling": {key: "longrope"}})
+    with pytest.raises(ConfigError, match="'longrope'"):
+        initialize(model, cp=2)
 
 
 def test_windows_are_those_of_the_config() -> None:
