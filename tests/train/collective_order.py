@@ -18,9 +18,10 @@ _UNSIZED = ("all_to_all_single",)  # ranks may send each other different numbers
 
 
 class Event(NamedTuple):
-    """A collective of several ranks, or a message: "send" to, or "receive" from, the rank in `peer`.
+    """An operation that a rank starts, or, of a message that it receives, waits for.
 
     Attributes:
+        kind: the function of torch.distributed for a collective; "send" or "receive" for a message.
         ranks: the members of the group, by their numbers in the world; of a message, the sender and the receiver.
         size: the number of elements; -1 where ranks may differ.
     """
@@ -43,7 +44,7 @@ class _Noted:
 
 
 def record(patch: pytest.MonkeyPatch) -> list[Event]:
-    """Lets everything go over torch.distributed; the result grows by each operation that this rank starts."""
+    """Makes everything go over torch.distributed; the returned list grows by each operation of this rank."""
     events: list[Event] = []
     patch.setattr(LinkFactory, "link", lambda self, ranks: None)
 

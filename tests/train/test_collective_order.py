@@ -74,19 +74,19 @@ def test_no_order_of_collectives_and_messages_can_deadlock(
 
 
 def with_a_swap(orders: Sequence[Sequence[Event]]) -> list[list[Event]]:
-    """Swaps two neighbouring operations of the first rank that has such: collectives that another rank shares."""
+    """Swaps two neighbouring collectives of one rank, in both of which another rank takes part, too."""
     changed = [list(order) for order in orders]
     for order in changed:
         for place, (first, second) in enumerate(pairwise(order)):
-            if first != second and min(len(first.ranks), len(second.ranks)) > 1 and _are_collectives(first, second):
+            if first != second and _share_ranks(first, second):
                 order[place : place + 2] = [second, first]
                 return changed
     raise AssertionError("no rank has two different collectives in a row")
 
 
-def _are_collectives(first: Event, second: Event) -> bool:
-    kinds = {first.kind, second.kind}
-    return not kinds & {"send", "receive"} and len({*first.ranks} & {*second.ranks}) > 1
+def _share_ranks(first: Event, second: Event) -> bool:
+    messages = {first.kind, second.kind} & {"send", "receive"}
+    return not messages and len({*first.ranks} & {*second.ranks}) > 1
 
 
 A, B = Event("all_reduce", (0, 1), 4), Event("all_to_all_single", (0, 1), -1)
