@@ -48,7 +48,7 @@ def test_tritonclient_works_unchanged(triton: Path, tiny: Path, tmp_path: Path) 
     answer = {"text_output": [expected.text], "finish_reason": ["length"], "id": "mine"}
     assert found["answer"] == answer | {"model": tiny.name, "version": "0"}
     assert len(found["unnamed"]["text_output"]) == 2
-    assert found["stream"]["text"] == expected.text
+    assert found["stream"]["texts"] == [expected.text]
     assert found["stream"]["messages"] > 2
     assert found["stream"]["error"].startswith("INVALID_ARGUMENT: parameters.top_p is 2")
     assert found["cancelled"] == "StatusCode.CANCELLED"
