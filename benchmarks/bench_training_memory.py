@@ -58,6 +58,12 @@ CONFIGURATIONS: Final[Mapping[str, Sections]] = MappingProxyType(
             "precision": BF16,
             "recompute": {"mode": "full"},
         },
+        "dp 2, ZeRO-3, full, layers frozen": {
+            "parallel": {"dp": 2},
+            "zero": {"stage": 3},
+            "recompute": {"mode": "full"},
+            "train": {"freeze": ["model.layers"]},
+        },
         "bf16, states on disk": {"precision": BF16, "offload": {"optimizer": "disk"}},
         "dp 2, ZeRO-3, bf16, full, all on disk": {
             "parallel": {"dp": 2},

@@ -56,6 +56,16 @@ class Bucket:
         return self.params[0].stage
 
     @property
+    def trainable(self) -> bool:
+        """Whether an optimizer updates its parameters; else they are frozen."""
+        return self.params[0].trainable
+
+    @property
+    def unit(self) -> int | str:
+        """At ZeRO stage 3, the unit of its parameters; see `LocalParam`."""
+        return self.params[0].unit
+
+    @property
     def tied(self) -> bool:
         """Whether another pipeline rank holds a copy of the bucket."""
         return self.params[0].tied
@@ -90,11 +100,31 @@ def buckets(params: Sequence[LocalParam], layout: Layout) -> tuple[Bucket, ...]:
     Tied parameters get a bucket of their own, which is then cut in the same way on the first and on the last pipeline
     rank.
     """
+    return _laid_out([param for param in params if param.trainable], layout)
 
+
+def frozen_buckets(params: Sequence[LocalParam], layout: Layout) -> tuple[Bucket, ...]:
+    """Lays frozen parameters into buckets as `buckets` does, at ZeRO stage 3; below it every rank holds them whole."""
+    frozen = [param for param in params if param.sharded and not param.trainable]
+    return _laid_out(frozen, layout) if layout.zero == 3 else ()
+
+
+def all_buckets(params: Sequence[LocalParam], layout: Layout) -> tuple[Bucket, ...]:
+    """Returns trained and frozen buckets, in backward's order of their units; within a unit the trained ones first."""
+    found = (*buckets(params, layout), *frozen_buckets(params, layout))
+    if layout.zero < 3:
+        return found
+    places: dict[tuple[int, int | str], int] = {}
+    for place, param in enumerate(reversed(params)):
+        places.setdefault((param.stage, param.unit), place)
+    return tuple(sorted(found, key=lambda bucket: places[bucket.stage, bucket.unit]))
+
+
+def _laid_out(params: Sequence[LocalParam], layout: Layout) -> tuple[Bucket, ...]:
     def group_key(param: LocalParam) -> tuple[object, ...]:
         return param.stage, param.tied, param.unit if layout.zero == 3 else None
 
-    groups = groupby((param for param in reversed(params) if param.trainable), group_key)
+    groups = groupby(reversed(params), group_key)
     spreads = layout.families
     return tuple(
         _bucket(members, spreads[members[0].shared_by].group_size)

@@ -79,6 +79,11 @@ class LocalParam:
         """Whether an optimizer updates the parameter."""
         return self.pieces[0].tensor.trainable
 
+    @property
+    def sharded(self) -> bool:
+        """Whether data ranks hold a part of it each at ZeRO stage 3; see `TensorSpec`."""
+        return self.pieces[0].tensor.sharded
+
 
 def local_params(table: Table, layout: Layout, rank: int) -> tuple[LocalParam, ...]:
     """Returns the parameters that a rank holds, in the table's order.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-from .buckets import buckets, shards
+from .buckets import buckets, frozen_buckets, shards
 from .geometry import Box
 from .layout import Layout
 from .local_params import Piece, local_params
@@ -45,14 +45,14 @@ def owned(table: Table, layout: Layout, rank: int) -> tuple[Owned, ...]:
     a gather.
     """
     params = local_params(table, layout, rank)
-    parts = buckets(params, layout)
-    updated = shards(parts, layout, rank)
+    parts = (*buckets(params, layout), *frozen_buckets(params, layout))
+    own = shards(parts, layout, rank)
     holdings = [
         _Holding(
             spread,
             spread.place(rank),
             [(p, (0, p.box.size)) for param in params if param.shared_by == name for p in param.pieces if p.owner],
-            [(s.piece, s.flat) for s in updated if parts[s.bucket].family.name == name and s.piece.owner],
+            [(s.piece, s.flat) for s in own if parts[s.bucket].family.name == name and s.piece.owner],
         )
         for name, spread in layout.families.items()
     ]
@@ -74,13 +74,13 @@ class _Holding:
         spread: how ranks hold the family.
         place: the rank's place among them.
         whole: all elements.
-        updated: those that the rank updates.
+        sharded: those that the rank holds as a member of a ZeRO group; of trained tensors it updates these.
     """
 
     spread: Spread
     place: RankPlace
     whole: list[Run]
-    updated: list[Run]
+    sharded: list[Run]
 
 
 def _saved(held: _Holding, slot: str, zero: int, cut: bool) -> list[Run]:
@@ -91,10 +91,10 @@ def _saved(held: _Holding, slot: str, zero: int, cut: bool) -> list[Run]:
     elif zero == 0:
         runs = _deal(_with_slot(held.whole, slot), spread.data, place.data, cut=True)
     else:
-        runs = _deal(_with_slot(held.updated, slot), spread.num_copies, place.copy, cut=True)
+        runs = _deal(_with_slot(held.sharded, slot), spread.num_copies, place.copy, cut=True)
         if slot == "weight":
-            frozen = [run for run in held.whole if not run[0].tensor.trainable]
-            runs += _deal(frozen, spread.data, place.data, cut=True)
+            unsharded = [run for run in held.whole if not run[0].tensor.sharded]
+            runs += _deal(unsharded, spread.data, place.data, cut=True)
     if slot == "weight" and place.data == 0:  # tensors without elements have no runs, but the checkpoint lists them
         runs += [run for run in held.whole if 0 in run[0].tensor.shape]
     return runs

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from .buckets import buckets, shards
+from .buckets import buckets, frozen_buckets, shards
 from .layout import Layout
 from .local_params import Piece, local_params
 from .ownership import Owned
@@ -89,11 +89,9 @@ def _is_of(spec: TensorSpec, family: str, families: Collection[str]) -> bool:
 
 def _any_replicated(family: Table, spread: Spread, zero: int) -> bool:
     """Returns whether any two ranks hold the same range of a tensor of one family."""
-    frozen = any(not spec.trainable for spec in family)
+    whole = zero < 3 or any(not spec.sharded for spec in family)
     over_tp = any(spec.split is None or num_holders(spec, spread.tp) > 1 for spec in family)
-    return bool(family) and (
-        spread.num_copies > 1 or (spread.data > 1 and (zero < 3 or frozen)) or (spread.tp > 1 and over_tp)
-    )
+    return bool(family) and (spread.num_copies > 1 or (spread.data > 1 and whole) or (spread.tp > 1 and over_tp))
 
 
 def replicated(table: Table, layout: Layout) -> tuple[Owned, ...]:
@@ -120,8 +118,8 @@ def _held(table: Table, layout: Layout, rank: int, family: str) -> list[Owned]:
     """Returns the keys of all ranges of one family that a rank holds."""
     params = local_params(table, layout, rank)
     pieces = [piece for param in params if param.shared_by == family for piece in param.pieces]
-    found = [weight_key(piece) for piece in pieces if layout.zero < 3 or not piece.tensor.trainable]
-    parts = buckets(params, layout)
+    found = [weight_key(piece) for piece in pieces if layout.zero < 3 or not piece.tensor.sharded]
+    parts = (*buckets(params, layout), *frozen_buckets(params, layout))
     runs = [run for run in shards(parts, layout, rank) if parts[run.bucket].family.name == family]
     return found + [run_key(slot, run.piece, run.flat) for run in runs for slot in sharded_slots(run.piece, layout)]
 
@@ -132,7 +130,7 @@ def _held_twice(ranks: Iterable[list[Owned]]) -> tuple[Owned, ...]:
 
 
 def sharded_slots(piece: Piece, layout: Layout) -> tuple[str, ...]:
-    """Returns the slots of which a rank holds its shards alone, of a piece that is trained."""
+    """Returns the slots of which a rank holds its shards alone, of a piece that ranks share."""
     return ("weight", *piece.tensor.states) if layout.zero == 3 else tuple(piece.tensor.states)
 
 

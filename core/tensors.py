@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from .dtypes import by_code
 from .errors import ParallelError
 from .geometry import Box
 from .integers import ceil_div
@@ -44,13 +45,13 @@ class TensorSpec:
         init: how training fills the tensor before step 0.
         partial_grad: whether every tensor-parallel rank holds the whole tensor but computes only a part of its gradient
             (norms of heads, routers); the gradient is then summed over tp.
-        trainable: whether an optimizer updates the tensor; all data ranks hold a frozen tensor, which has no
-            slot but "weight".
+        trainable: whether an optimizer updates the tensor; a frozen one has no slot but "weight".
         dtype: the safetensors code of its weight; "" = the model's (only a module's integer buffers have their own),
             until `with_slots` says which.
         states: the slots that an optimizer keeps of it beside the weight, with their safetensors codes; none until
             `with_slots` decides them.
         expert: the number of the expert of its layer that it is a part of; None = every token uses it.
+        buffer: whether it is a buffer of its module, which a pass may change; it is not trainable.
     """
 
     name: str
@@ -65,6 +66,15 @@ class TensorSpec:
     dtype: str = ""
     states: Mapping[str, str] = field(default_factory=dict, hash=False)
     expert: int | None = None
+    buffer: bool = False
+
+    @property
+    def sharded(self) -> bool:
+        """Whether data ranks hold a part of its weight each at ZeRO stage 3.
+
+        They hold frozen parameters as they hold trained ones; buffers, and parameters of integers, are on every rank.
+        """
+        return self.trainable or not (self.buffer or (self.dtype and by_code(self.dtype).is_integer))
 
     @property
     def slots(self) -> dict[str, str]:

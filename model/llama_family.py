@@ -136,7 +136,15 @@ class Family:
         if self.correction_bias:
             bias, shape = "gate.e_score_correction_bias", (experts.num_experts,)
             yield TensorSpec(
-                f"{stored}.{bias}", shape, None, layer, f"{own}.{bias}", init="zeros", trainable=False, dtype="F32"
+                f"{stored}.{bias}",
+                shape,
+                None,
+                layer,
+                f"{own}.{bias}",
+                init="zeros",
+                trainable=False,
+                dtype="F32",
+                buffer=True,
             )
         gate_up, down = f"{own}.experts.gate_up_proj", f"{own}.experts.down_proj"
         places = [(f"{stored}.experts.{expert}", expert) for expert in range(experts.num_experts)]

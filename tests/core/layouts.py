@@ -52,8 +52,12 @@ def tables(draw: st.DrawFn) -> tuple[TensorSpec, ...]:
             ]
     specs.append(TensorSpec("head", (vocab, hidden), Split(0, rule="pad"), "last", alias="embed" if tied else ""))
     params = sorted({spec.param or spec.name for spec in specs})
-    frozen, other = (draw(st.sets(st.sampled_from(params), max_size=most)) for most in (3, 20))
-    specs = [replace(spec, trainable=(spec.param or spec.name) not in frozen) for spec in specs]
+    frozen, buffers, other = (draw(st.sets(st.sampled_from(params), max_size=most)) for most in (8, 2, 20))
+    specs = [
+        replace(spec, trainable=name not in frozen | buffers, buffer=name in buffers)
+        for spec in specs
+        for name in [spec.param or spec.name]
+    ]
     return tuple(
         with_slots([spec], OTHER_SLOTS if (spec.alias or spec.param or spec.name) in other else SLOTS)[0]
         for spec in specs

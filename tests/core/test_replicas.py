@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tk.core import replicas
-from tk.core.buckets import buckets, shards
+from tk.core.buckets import buckets, frozen_buckets, shards
 from tk.core.layout import Layout
 from tk.core.local_params import LocalParam, local_params
 from tk.core.ownership import Owned
@@ -22,19 +22,20 @@ SLOTS = {"weight": "F32", "exp_avg": "F32"}
 def held(table: tuple[TensorSpec, ...], layout: Layout, rank: int) -> list[Owned]:
     """Returns every range on one rank, without the code under test."""
     params = local_params(table, layout, rank)
-    runs = shards(buckets(params, layout), layout, rank)
+    runs = shards((*buckets(params, layout), *frozen_buckets(params, layout)), layout, rank)
     name = {spec.name: spec.alias or spec.name for spec in table}
     whole = [
         Owned(name[piece.tensor.name], "weight", piece.box)
         for param in params
         for piece in param.pieces
-        if layout.zero < 3 or not piece.tensor.trainable
+        if layout.zero < 3 or piece.tensor.buffer
     ]
     ranges = [
         Owned(name[run.piece.tensor.name], slot, run.piece.box, run.flat)
         for slot in SLOTS
         if slot != "weight" or layout.zero == 3
         for run in runs
+        if slot == "weight" or run.piece.tensor.trainable
     ]
     return ranges + whole
 
@@ -111,15 +112,22 @@ def by_axis(table: Table, layout: Layout, rank: int) -> dict[tuple[str, str], tu
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("frozen", [None, "parameter", "buffer"])
 @pytest.mark.parametrize("layout", [*LAYOUTS, Layout(), Layout(pp=2), Layout(dp=2, zero=3)], ids=str)
-def test_neighbours_that_agree_along_every_axis_make_the_world_agree(layout: Layout, frozen: bool, tied: bool) -> None:
+def test_neighbours_that_agree_along_every_axis_make_the_world_agree(
+    layout: Layout, frozen: str | None, tied: bool
+) -> None:
     """Neighbours that compare a range connect all of its holders, and nothing else is compared.
 
     Neighbours have the same list, so that they call the same collectives.
     """
     specs = [
-        replace(spec, trainable=not (frozen and spec.name == "norm.weight"), alias=spec.alias if tied else "")
+        replace(
+            spec,
+            trainable=not frozen or spec.name != "norm.weight",
+            buffer=frozen == "buffer" and spec.name == "norm.weight",
+            alias=spec.alias if tied else "",
+        )
         for spec in mixed_table()
     ]
     table = with_slots(specs, SLOTS)

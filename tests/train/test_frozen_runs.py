@@ -1,15 +1,21 @@
 """A run with frozen parameters: they stay bit-equal and have no slots, the rest is trained as with constants."""
 
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from tk.checkpoint.read.reader import Checkpoint
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.tests.train.run_training import run_training
+from tk.train import initialize
 
 FREEZE = ["model.embed_tokens", "model.layers.0"]
 LAYOUTS = ({"tp": 2, "dp": 1}, {"tp": 1, "dp": 2}, {"tp": 1, "pp": 2, "dp": 1})
@@ -50,3 +56,172 @@ def test_frozen_parameters_stay_as_they_are(
         mine = Checkpoint.open(tmp_path / f"layout-{number}")
         for name in filter(_is_frozen, mine.tensors):
             assert torch.equal(mine.read(name).torch(), last.read(name).torch()), name
+
+
+LAST = ["model.layers.1", "model.norm", "lm_head"]
+EXPERTS = {"architecture": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+SHARDED: dict[str, dict[str, Any]] = {  # layouts of ZeRO stage 3
+    "hybrid shards": {"parallel": {"dp": 4}, "zero": {"shard_size": 2}, "freeze": LAST},
+    "tp and dp": {"parallel": {"tp": 2, "dp": 2}, "freeze": LAST},
+    "zb-h1": {"parallel": {"pp": 2, "dp": 2, "schedule": "zb-h1"}, "freeze": FREEZE},
+    "a last stage without trained ones": {"parallel": {"pp": 2, "dp": 2}, "freeze": LAST},
+    "recomputed": {"parallel": {"dp": 2}, "recompute": {"mode": "full"}, "freeze": LAST},
+    "parameters on the host": {
+        "parallel": {"dp": 2},
+        "offload": {"optimizer": "cpu", "parameters": "cpu"},
+        "precision": {"params": "fp32"},
+        "freeze": LAST,
+    },
+    "parameters on disk": {
+        "parallel": {"dp": 2},
+        "offload": dict.fromkeys(("optimizer", "gradients", "parameters"), "disk"),
+        "freeze": ["model.layers"],
+    },
+    "cp": {"parallel": {"cp": 2, "dp": 2}, "freeze": ["model.layers.0"]},
+    "experts": {"model": EXPERTS, "parallel": {"dp": 4, "ep": 2}, "freeze": ["*.experts.*"]},
+    "all but experts": {
+        "model": EXPERTS,
+        "parallel": {"tp": 2, "dp": 2, "ep": 2},
+        "freeze": ["*.self_attn.*", "*norm*", "model.embed_tokens", "lm_head", "*.gate.*"],
+    },
+    "a tied head on two ranks": {
+        "model": {"tie_word_embeddings": True},
+        "parallel": {"pp": 2, "dp": 2},
+        "freeze": ["model.embed_tokens"],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.matrix) for name in SHARDED if name != "zb-h1"), "zb-h1"]
+)
+def test_sharded_frozen_parameters_train_as_in_one_process_and_continue_elsewhere(
+    rank_pool: RankPool, configure: Configure, tmp_path: Path, name: str
+) -> None:
+    sections = dict(SHARDED[name])
+    train = {"steps": 4, "freeze": sections.pop("freeze"), "global_batch_size": 8}
+    alike = {"train": train, "model": sections.pop("model", {}), "checkpoint": {"every": 2}}
+    sections["zero"] = {"stage": 3, **sections.get("zero", {})}
+    world = math.prod(sections["parallel"].get(axis, 1) for axis in ("tp", "pp", "dp", "cp"))
+
+    def run_split(run: str, resume: str = "auto") -> list[float]:
+        config = configure(run, **alike, **sections)
+        losses: list[float] = rank_pool.run(run_training, world, config=config, resume=resume)[-1]["loss"]
+        return losses
+
+    expected = run_training(configure("one", **alike))["loss"]
+    np.testing.assert_allclose(run_split("split"), expected, rtol=1e-5)
+    whole, split = (Checkpoint.open(tmp_path / run) for run in ("one", "split"))
+    assert split.verify().ok
+    assert {key: set(each.slots) for key, each in split.tensors.items()} == {
+        key: set(each.slots) for key, each in whole.tensors.items()
+    }
+    frozen = [key for key, each in split.tensors.items() if "exp_avg" not in each.slots]
+    assert frozen
+    for key in frozen:
+        assert torch.equal(split.read(key).torch(), whole.read(key).torch()), key
+    from_one, from_split = (str(tmp_path / run / "step-00000002") for run in ("one", "split"))
+    np.testing.assert_allclose(run_split("one to split", from_one), expected[2:], rtol=1e-5)
+    continued = run_training(configure("split to one", **alike), resume=from_split)["loss"]
+    np.testing.assert_allclose(continued, expected[2:], rtol=1e-5)
+
+
+TRAINED = {  # by the name of a case, the parts of names of what is trained
+    "in every block": ("q_proj", "norm"),
+    "the first blocks": ("embed_tokens", "layers.0."),
+    "the last block": ("layers.2.", "lm_head"),
+    "a block in the middle": ("layers.1.",),
+}
+OPTIMIZER = {"lr": 1e-2, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.0}
+STEPS, ROWS = 3, 4
+
+
+def adapted_llama(case: str) -> LlamaForCausalLM:
+    """Returns a model of `transformers` in which only the parameters of a case are trained."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=50, tie_word_embeddings=False, **sizes))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(any(part in name for part in TRAINED[case]))
+    return model
+
+
+def batch(step: int) -> torch.Tensor:
+    return torch.randint(0, 50, (ROWS, 9), generator=torch.Generator().manual_seed(step))
+
+
+def train_adapted(case: str, zero: Any, checkpointing: bool, save: str, load: str = "") -> dict[str, Any]:
+    """Returns the losses of STEPS steps and the bytes of frozen parameters on this rank before and after them."""
+    model = adapted_llama(case)
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+        model.enable_input_require_grads()
+    engine = initialize(model, OPTIMIZER, zero=zero, bucket_size=1500)
+    if load:
+        engine.load(load)
+    held = [resident_bytes(model)]
+    world, rank = dist.get_world_size(), dist.get_rank()
+    mine = slice(rank * ROWS // world, (rank + 1) * ROWS // world)
+    losses = []
+    for step in range(engine.step_count, STEPS):
+        loss = engine({"input_ids": batch(step)[mine], "labels": batch(step)[mine]})
+        engine.backward(loss)
+        engine.step()
+        total = loss.detach() / world
+        dist.all_reduce(total)
+        losses.append(float(total))
+        held.append(resident_bytes(model))
+    engine.save(save, wait=True)
+    return {"losses": losses, "held": held}
+
+
+def resident_bytes(model: nn.Module) -> int:
+    """Returns the bytes behind a model's frozen parameters."""
+    with torch._C.DisableTorchFunctionSubclass():  # else it is an error to ask for the memory of an absent one
+        frozen = [parameter.untyped_storage() for parameter in model.parameters() if not parameter.requires_grad]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in frozen}.values())
+
+
+@pytest.mark.parametrize(
+    ("case", "zero", "checkpointing"),
+    [
+        ("in every block", 3, True),
+        ("the first blocks", 3, False),
+        *(
+            pytest.param(case, zero, checkpointing, marks=pytest.mark.matrix)
+            for case in TRAINED
+            for zero in (2, 3)
+            for checkpointing in (False, True)
+            if (case, zero, checkpointing) not in (("in every block", 3, True), ("the first blocks", 3, False))
+        ),
+    ],
+)
+def test_a_module_with_frozen_parameters_trains_as_torch_trains_it(
+    rank_pool: RankPool, tmp_path: Path, case: str, zero: int, checkpointing: bool
+) -> None:
+    plain = adapted_llama(case)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.0)
+    losses = []
+    for step in range(STEPS):
+        loss = plain(input_ids=batch(step), labels=batch(step)).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    options = {"case": case, "zero": zero, "checkpointing": checkpointing}
+    results = rank_pool.run(train_adapted, 2, **options, save=str(tmp_path / "run"))
+    for result in results:
+        np.testing.assert_allclose(result["losses"], losses, rtol=1e-5)
+        assert zero < 3 or max(result["held"]) < 100, "between passes a rank has its part alone"
+    saved, first = Checkpoint.open(tmp_path / "run"), adapted_llama(case).state_dict()
+    for name, parameter in plain.named_parameters():
+        if parameter.requires_grad:
+            np.testing.assert_allclose(saved.read(name).numpy(), parameter.detach().numpy(), rtol=2e-4, atol=2e-6)
+        else:
+            assert torch.equal(saved.read(name).torch(), first[name]), name
+            assert list(saved.tensors[name].slots) == ["weight"], name
+    again = rank_pool.run(train_adapted, 2, **options, save=str(tmp_path / "again"), load=str(tmp_path / "run"))
+    assert again[0]["losses"] == []
+    loaded = Checkpoint.open(tmp_path / "again")
+    for name in saved.tensors:
+        assert torch.equal(loaded.read(name).torch(), saved.read(name).torch()), name

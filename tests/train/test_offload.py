@@ -12,7 +12,7 @@ from tk.checkpoint.read.reader import Checkpoint
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.tests.train.run_training import make_trainer, run_training
-from tk.train.zero.flat_buffers import FlatBucket
+from tk.train.zero.flat_bucket import FlatBucket
 
 pytestmark = [pytest.mark.timeout(600)]
 

@@ -18,7 +18,8 @@ from ...model.recompute import Recompute
 from ...parallel.layers import ExpertRanks, LayerContext
 from ...parallel.mesh import Mesh
 from ...parallel.weight_grads import WeightGradQueue
-from ..zero.flat_buffers import FlatBucket, FlatBuffers
+from ..zero.flat_bucket import ParameterBucket
+from ..zero.flat_buffers import FlatBuffers
 from ..zero.parameter_gather import Unit
 from ..zero.states.pinned_copies import PinnedCopies
 from .rows import WHOLE_ROWS, Rows, RowsPart
@@ -70,12 +71,12 @@ def gathered_units(decoders: Sequence[Decoder], buffers: FlatBuffers) -> list[li
     A unit is a layer, the embeddings before all layers, or the norm and the head after them.
     """
     return [
-        _units(decoder, [bucket for bucket in buffers.buckets if bucket.plan.stage == number])
+        _units(decoder, [bucket for bucket in buffers.all_buckets if bucket.plan.stage == number])
         for number, decoder in enumerate(decoders)
     ]
 
 
-def _units(decoder: Decoder, buckets: Sequence[FlatBucket]) -> list[Unit]:
+def _units(decoder: Decoder, buckets: Sequence[ParameterBucket]) -> list[Unit]:
     tied = _is_tied(decoder)
     result = []
     for key, modules in _modules(decoder).items():

@@ -108,8 +108,8 @@ class TrainingEngine:
 
     def _lasting(self, modules: Sequence[torch.nn.Module]) -> Iterator[torch.Tensor]:
         """Yields tensors that are on the device all the time, or at ZeRO stage 3 while a module computes with them."""
-        yield from (bucket.params for bucket in self.buffers.buckets)
-        yield from (self.buffers.frozen_tensor(local) for local in self.buffers.frozen)
+        yield from (bucket.params for bucket in self.buffers.all_buckets)
+        yield from (self.buffers.unsharded_tensor(local) for local in self.buffers.unsharded)
         for module in modules:
             yield from module.buffers()
 
@@ -267,7 +267,7 @@ class TrainingEngine:
             raise ConfigError(f"{call} was called inside `with engine.full_parameters():`. Leave that block first.")
 
     def parameters_one_by_one(self) -> Iterator[torch.nn.Parameter]:
-        """Yields, at ZeRO stage 3, every trainable parameter while its unit is whole; every rank runs it to its end."""
+        """Yields, at ZeRO stage 3, every sharded parameter while its unit is whole; every rank runs it to its end."""
         for gather in self.gathers:
             for unit in gather.each_unit():
                 for bucket in unit.buckets:

@@ -34,19 +34,22 @@ class FirstValues:
         self._given[name] = parameter.detach()
         broadcast_bytes(self._given[name], self._world)
 
-    def take_absent(self, name: str, parameter: nn.Parameter, dtype: torch.dtype, device: torch.device) -> None:
-        """Takes a parameter of `on_meta`: a frozen one gets its values now, another one an engine's memory later.
+    def take_absent(
+        self, name: str, parameter: nn.Parameter, dtype: torch.dtype, device: torch.device, *, whole: bool
+    ) -> None:
+        """Takes a parameter of `on_meta`: one that stays `whole` gets its values now, others an engine's memory later.
 
-        The object stays the same for all who hold it. It is no longer on the meta device, and refers to one element.
+        The object stays the same for all who hold it. It is no longer on the meta device; without values it refers to
+        one element.
         """
         place = torch.zeros((), dtype=dtype, device=device).expand(parameter.shape)
-        if not parameter.requires_grad:
+        if whole:
             place = torch.empty(parameter.shape, dtype=dtype, device=device)
         new = torch.Tensor._make_subclass(type(parameter), place, parameter.requires_grad)
         torch._C._swap_tensor_impl(parameter, new)
         if not self.stored:
             self._absent[name] = new
-            if not parameter.requires_grad:
+            if whole:
                 self.write(name, parameter.data)
 
     def fill(self, local: LocalParam, place: torch.Tensor) -> None:

@@ -10,7 +10,8 @@ from torch import nn
 from ...core.tensors import TensorSpec
 from ...parallel.torch_dtypes import format_of
 from ..engine.training_engine import TrainingEngine
-from ..zero.flat_buffers import FlatBucket, FlatBuffers
+from ..zero.flat_bucket import ParameterBucket
+from ..zero.flat_buffers import FlatBuffers
 from ..zero.parameter_gather import Unit
 from ..zero.states.pinned_copies import PinnedCopies
 from .blocks import log_sizes
@@ -49,8 +50,8 @@ class ForeignModel:
         ]
         return [unit for unit in (rest, *blocks) if unit.buckets]
 
-    def _buckets(self, buffers: FlatBuffers, key: int | str) -> list[FlatBucket]:
-        return [bucket for bucket in buffers.buckets if bucket.plan.params[0].unit == key]
+    def _buckets(self, buffers: FlatBuffers, key: int | str) -> list[ParameterBucket]:
+        return [bucket for bucket in buffers.all_buckets if bucket.plan.params[0].unit == key]
 
     def log_sizes(self, units: Sequence[Unit]) -> None:
         """Logs the sizes of the units that stage 3 gathers."""
@@ -84,6 +85,7 @@ def _table(module: nn.Module, blocks: tuple[nn.Module, ...]) -> Iterator[TensorS
             layer=min(homes) if alone else "first",
             alias="" if first == name else first,
             trainable=isinstance(tensor, nn.Parameter) and tensor.requires_grad,
+            buffer=not isinstance(tensor, nn.Parameter),
             dtype="" if isinstance(tensor, nn.Parameter) and tensor.requires_grad else format_of(tensor.dtype).code,
         )
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from ...core.given_paths import as_path
 from ...core.process import return_freed_memory
-from ...parallel.mesh import Group, Mesh, cpu_shard_group
+from ...parallel.mesh import Mesh, cpu_shard_group
 from ...parallel.torch_dtypes import torch_dtype
 from ..config.sections import OptimizerSection, PrecisionSection
 from ..engine.training_engine import TrainingEngine, TrainingOptions
@@ -41,7 +41,7 @@ def take_over(
     lines = [repr(options), repr(settings), f"loads weights: {loads}", repr(list(blocks)), *describe(model)]
     check_alike(lines, mesh.world)
     stored = StoredWeights.open(as_path(weights), model, mesh.world) if weights is not None else None
-    values = _take_values(model, dtype, device, mesh.world, stored)
+    values = _take_values(model, dtype, device, mesh, stored)
     foreign = ForeignModel.of(model, blocks)
     engine = _build_engine(foreign, values, mesh, options, settings, device)
     context = ContextParallel(model, attention, settings.cp_mode, mesh.cp, device) if attention else None
@@ -74,19 +74,20 @@ def _build_engine(
 
 
 def _take_values(
-    model: nn.Module, dtype: torch.dtype, device: torch.device, world: Group, stored: StoredWeights | None
+    model: nn.Module, dtype: torch.dtype, device: torch.device, mesh: Mesh, stored: StoredWeights | None
 ) -> FirstValues:
     """Makes the module's parameters those of an engine, and gives every rank rank 0's buffers, saved or not.
 
     Returns:
         The values of parameters: the stored ones if there are any, else rank 0's on every rank.
     """
-    values = FirstValues(world, stored)
+    values = FirstValues(mesh.world, stored)
     for name, parameter in model.named_parameters():
         parameter.grad = None
         kept = dtype if parameter.is_floating_point() else parameter.dtype
         if parameter.is_meta:
-            values.take_absent(name, parameter, kept, device)
+            sharded = parameter.requires_grad or (mesh.layout.zero == 3 and parameter.is_floating_point())
+            values.take_absent(name, parameter, kept, device, whole=not sharded)
         else:
             parameter.data = parameter.data.to(device, kept).contiguous()
             values.take(name, parameter)
@@ -95,6 +96,6 @@ def _take_values(
             parameter.fqn = name  # type: ignore[attr-defined]
     for buffer in model.buffers():
         buffer.data = buffer.data.to(device).contiguous()
-        broadcast_bytes(buffer.data, world)
+        broadcast_bytes(buffer.data, mesh.world)
     give_values(model, device)
     return values

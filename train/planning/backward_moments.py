@@ -54,7 +54,7 @@ def backward_moments(plans: Sequence[Bucket], layout: Layout, itemsize: int, ove
     """Yields the moments of the backward passes of all stages.
 
     Args:
-        plans: the buckets, in the order of backward within each stage.
+        plans: the buckets, in the order of backward within each stage; frozen ones are gathered only.
         layout: the layout, of stage 2 or 3.
         itemsize: the bytes of a parameter.
         overlap: whether buckets are exchanged, and the next unit is gathered, while a unit computes.
@@ -63,15 +63,21 @@ def backward_moments(plans: Sequence[Bucket], layout: Layout, itemsize: int, ove
     for _, members in groupby(plans, lambda bucket: bucket.stage):
         of_stage = list(members)
         gathered = _gathered(of_stage, overlap) if layout.zero == 3 else [0] * len(of_stage)
-        gradients = [max(param.size for param in bucket.params) for bucket in of_stage]
+        trained = [bucket for bucket in of_stage if bucket.trainable]
         if not overlap:
-            yield _moment(of_stage, [], groups, max(gradients) * itemsize, max(gathered) * itemsize)
-            yield _moment(of_stage[IN_EXCHANGE:], of_stage[:IN_EXCHANGE], groups, 0, 0)
+            gradient = max((param.size for bucket in trained for param in bucket.params), default=0)
+            yield _moment(trained, [], groups, gradient * itemsize, max(gathered) * itemsize)
+            yield _moment(trained[IN_EXCHANGE:], trained[:IN_EXCHANGE], groups, 0, 0)
             continue
-        for index, bucket in enumerate(of_stage):
-            held = gradients[index] * itemsize, gathered[index] * itemsize
-            yield _moment([bucket], of_stage[max(index - IN_EXCHANGE, 0) : index], groups, *held)
-            yield _moment([], of_stage[max(index - IN_EXCHANGE + 1, 0) : index + 1], groups, *held)
+        complete: list[Bucket] = []
+        for bucket, whole in zip(of_stage, gathered, strict=True):
+            if bucket.trainable:
+                held = max(param.size for param in bucket.params) * itemsize, whole * itemsize
+                yield _moment([bucket], complete[-IN_EXCHANGE:], groups, *held)
+                complete.append(bucket)
+                yield _moment([], complete[-IN_EXCHANGE:], groups, *held)
+            else:
+                yield _moment([], complete[-IN_EXCHANGE:], groups, 0, whole * itemsize)
 
 
 def _moment(
@@ -96,8 +102,6 @@ def _moment(
 
 def _gathered(buckets: Sequence[Bucket], prefetch: bool) -> list[int]:
     """Returns the elements that are gathered with each bucket: its unit, and the next one if that is prefetched."""
-    units = [
-        [bucket.size for bucket in members] for _, members in groupby(buckets, lambda bucket: bucket.params[0].unit)
-    ]
+    units = [[bucket.size for bucket in members] for _, members in groupby(buckets, lambda bucket: bucket.unit)]
     following = [*(sum(unit) for unit in units[1:]), 0] if prefetch else [0] * len(units)
     return [sum(unit) + after for unit, after in zip(units, following, strict=True) for _ in unit]

@@ -12,8 +12,9 @@ has 2 / N more: shards in the parameters' dtype, beside masters that went with t
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Final
 
-from ...core.buckets import Bucket, buckets
+from ...core.buckets import Bucket, all_buckets
 from ...core.dtypes import FP32, by_name
 from ...core.layout import Layout
 from ...core.local_params import LocalParam
@@ -22,6 +23,8 @@ from ..config.sections import Tier
 from ..config.train_config import TrainConfig
 from .backward_moments import IN_EXCHANGE, Moment, backward_moments
 from .placed_bytes import TRANSFERS, PlacedBytes
+
+FROZEN: Final = "frozen parameters"  # the name of their part
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,52 +59,70 @@ class StatePart:
 
 
 def state_parts(config: TrainConfig, layout: Layout, plans: Sequence[Bucket]) -> dict[str, StatePart]:
-    """Returns the parts of the model states of a rank, without frozen parameters."""
+    """Returns the parts of the model states of a rank: those of trained buckets, and of frozen ones if there are any.
+
+    Trained buckets have "parameters", "gradients" and "optimizer", frozen ones FROZEN.
+    """
     offload, zero = config.offload, layout.zero
     itemsize = by_name(config.precision.params).itemsize
-    whole = [bucket.size for bucket in plans]
-    spreads = layout.families
-    own = [bucket.size // spreads[bucket.family.name].group_size for bucket in plans]
+    trained = [bucket for bucket in plans if bucket.trainable]
+    whole, own = [bucket.size for bucket in trained], _own_sizes(trained, layout)
     masters_apart = itemsize < FP32.itemsize and (zero < 3 or offload.optimizer != "none")
     kept = itemsize if zero < 3 or masters_apart else FP32.itemsize
     parameter, gradient = (
         [{slot: size}] * len(own) for slot, size in (("parameter", kept), ("gradient", FP32.itemsize))
     )
-    apart = [bucket.family.kept_apart(holds_masters=not masters_apart) for bucket in plans]
+    apart = [bucket.family.kept_apart(holds_masters=not masters_apart) for bucket in trained]
     states = [{slot: dtype.itemsize for slot, dtype in of_bucket.items()} for of_bucket in apart]
-    return {
+    parts = {
         "parameters": StatePart(offload.parameters, own if zero == 3 else whole, parameter),
         "gradients": StatePart(offload.gradients, own if zero >= 2 else whole, gradient),
         "optimizer": StatePart(offload.optimizer, own, states),
     }
+    if frozen := _own_sizes([bucket for bucket in plans if not bucket.trainable], layout):
+        parts[FROZEN] = StatePart(offload.parameters, frozen, [{"parameter": itemsize}] * len(frozen))
+    return parts
+
+
+def _own_sizes(plans: Iterable[Bucket], layout: Layout) -> list[int]:
+    """Returns the elements of each bucket that a rank holds as a member of its ZeRO group."""
+    spreads = layout.families
+    return [bucket.size // spreads[bucket.family.name].group_size for bucket in plans]
 
 
 def model_state_bytes(
     config: TrainConfig, layout: Layout, params: Sequence[LocalParam], num_micro_batches: int
 ) -> PlacedBytes:
     """Returns the bytes of model states in each place, of buckets and gathered parameters, and of buffers."""
-    plans = buckets(params, layout)
+    plans = all_buckets(params, layout)
     parts = state_parts(config, layout, plans)
-    itemsize = by_name(config.precision.params).itemsize
-    frozen = sum(param.size for param in params if not param.trainable)  # on every rank, at any stage
     found: dict[Tier, dict[str, int]] = {"none": {"parameters": 0}, "cpu": {}, "disk": {}}
     for name, part in parts.items():
         found[part.tier][name] = part.nbytes
-    found["none"]["parameters"] += frozen * itemsize
+    whole = sum(param.size for param in params if not param.trainable and (layout.zero < 3 or not param.sharded))
+    if whole:
+        found["none"][FROZEN] = found["none"].get(FROZEN, 0) + whole * by_name(config.precision.params).itemsize
     if layout.zero >= 2:
         found["none"] |= _backward(config, layout, plans)
     elif exchanged := _exchanged(config, plans, num_micro_batches):
         found["none"]["buckets"] = exchanged * FP32.itemsize
-    if on_disk := sum(part.buffers(config.offload.buffers) for part in parts.values()):
+    if on_disk := _file_buffers(parts, config.offload.buffers):
         found["cpu"]["buffers of files"] = on_disk
     if stages := _transfers(parts):
         found["cpu"][TRANSFERS] = stages
     return PlacedBytes(found["none"], found["cpu"], found["disk"])
 
 
+def _file_buffers(parts: Mapping[str, StatePart], count: int) -> int:
+    """Returns the bytes of the buffers of all files; parameters are in one file, frozen ones behind trained ones."""
+    found = {name: part.buffers(count) for name, part in parts.items()}
+    frozen = found.pop(FROZEN, 0)
+    return sum(found.values()) + max(frozen - found["parameters"], 0)
+
+
 def exchange_copies(config: TrainConfig, layout: Layout, params: Sequence[LocalParam]) -> int:
     """Returns the bytes that exchanges of gradients take on CPUs beside `model_state_bytes`, from stage 2 on."""
-    moments = _moments(config, layout, buckets(params, layout))
+    moments = _moments(config, layout, all_buckets(params, layout))
     fullest = max((each.on_cpu for each in moments), default=0)
     return fullest - max((each.on_device for each in moments), default=0)
 
@@ -113,7 +134,8 @@ def _moments(config: TrainConfig, layout: Layout, plans: Sequence[Bucket]) -> li
 
 def _backward(config: TrainConfig, layout: Layout, plans: Sequence[Bucket]) -> dict[str, int]:
     """Returns the bytes by part of the fullest moment of a backward pass, from stage 2 on."""
-    fullest = max(_moments(config, layout, plans), key=lambda each: each.on_device)
+    nothing = Moment(0, 0, 0, 0, 0)  # a pipeline rank may train none of its parameters
+    fullest = max(_moments(config, layout, plans), key=lambda each: each.on_device, default=nothing)
     parts = {"buckets": fullest.buckets, "received parts": fullest.received, "one gradient": fullest.gradient}
     return parts | ({"gathered parameters": fullest.gathered} if layout.zero == 3 else {})
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ...core.buckets import Bucket
 from ...core.layout import Layout
-from .model_states import StatePart
+from .model_states import FROZEN, StatePart
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def moved_bytes(
 
     Args:
         layout: the numbers of ranks, and how they share states.
-        plans: the rank's buckets.
+        plans: the rank's buckets of trained parameters.
         parts: the parts of the rank's model states.
         num_micro_batches: the number of micro-batches of the rank.
         gathered_twice: the share of the parameters that a backward pass gathers again at stage 3.
@@ -46,8 +46,10 @@ def moved_bytes(
     own = parts["optimizer"].sizes
     on_disk = parts["optimizer"].nbytes if parts["optimizer"].tier == "disk" else 0
     gathers = num_micro_batches * (1 + gathered_twice)
+    frozen = [_frozen(parts[FROZEN], gathers)] if FROZEN in parts and parts[FROZEN].tier != "none" else []
     return (
         _parameters(parts["parameters"], own, gathers),
+        *frozen,
         _gradients(layout, plans, parts["gradients"], own, num_micro_batches),
         Moved("optimizer", read=on_disk, written=on_disk),
     )
@@ -60,6 +62,12 @@ def _parameters(part: StatePart, own: Sequence[int], gathers: float) -> Moved:
         return Moved("parameters", down=size, up=size)
     up = round(size * gathers)
     return Moved("parameters", up=up, **(_disk(up + size, size) if part.tier == "disk" else {}))
+
+
+def _frozen(part: StatePart, gathers: float) -> Moved:
+    """Offloaded ones go up for each gather, and nothing changes them."""
+    up = round(part.bytes_of(part.sizes) * gathers)
+    return Moved(FROZEN, up=up, read=up if part.tier == "disk" else 0)
 
 
 def _gradients(layout: Layout, plans: Sequence[Bucket], part: StatePart, own: Sequence[int], passes: int) -> Moved:

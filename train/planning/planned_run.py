@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ...core.buckets import buckets
+from ...core.buckets import all_buckets, buckets
 from ...core.dtypes import by_name
 from ...core.integers import ceil_div
 from ...core.layout import Layout, Stage, stages
@@ -183,13 +183,12 @@ class PlannedRun:
         shape, params = self.shape, self.fullest
         tied = any(spec.alias for spec in shape.spec.table)
         looked_up = 0 if tied else sum(param.size for param in params if param.name == EMBEDDING)
-        sizes: Counter[str] = Counter()
-        for bucket in buckets(params, self.layout):
-            sizes[bucket.family.name] += bucket.size
+        trained, frozen = Counter[str](), Counter[str]()
+        for bucket in all_buckets(params, self.layout):
+            (trained if bucket.trainable else frozen)[bucket.family.name] += bucket.size
+        again = trained + frozen - Counter(dense=looked_up)
         return StepWork(
-            families={
-                name: FamilyWork(size, size - looked_up if name == "dense" else size) for name, size in sizes.items()
-            },
+            families={name: FamilyWork(trained[name], again[name], frozen[name]) for name in trained | frozen},
             itemsize=shape.itemsize,
             hidden_bytes=shape.tokens * shape.spec.hidden_size * shape.itemsize,
             num_layers=len(self._fullest_layers),
@@ -228,9 +227,9 @@ class PlannedRun:
     def moved(self) -> tuple[Moved, ...]:
         """Returns what offload moves in a step of the pipeline rank with the most parameters."""
         families = self.work().families.values()
+        parts = state_parts(self.config, self.layout, all_buckets(self.fullest, self.layout))
+        again = sum(each.num_gathered_twice for each in families) / max(sum(each.num_gathered for each in families), 1)
         plans = buckets(self.fullest, self.layout)
-        parts = state_parts(self.config, self.layout, plans)
-        again = sum(each.num_gathered_twice for each in families) / max(sum(each.num_params for each in families), 1)
         moved = moved_bytes(self.layout, plans, parts, self.num_micro_batches, again)
         return moved if self.config.offload.activations == "none" else (*moved, self._moved_activations())
 

@@ -46,12 +46,19 @@ class FamilyWork:
     """The numbers of elements of one family that a rank exchanges.
 
     Attributes:
-        num_params: the number of elements of this rank's buckets.
-        num_gathered_twice: the number of those that ZeRO stage 3 also gathers for backward.
+        num_params: the number of elements of this rank's buckets of trained parameters.
+        num_gathered_twice: the number of elements that ZeRO stage 3 also gathers for backward, frozen ones too.
+        num_frozen: the number of frozen elements that ZeRO stage 3 gathers.
     """
 
     num_params: int
     num_gathered_twice: int
+    num_frozen: int = 0
+
+    @property
+    def num_gathered(self) -> int:
+        """The number of elements that ZeRO stage 3 gathers for forward."""
+        return self.num_params + self.num_frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +125,8 @@ def _data_parallel(layout: Layout, work: StepWork, name: str, family: FamilyWork
         if layout.zero < 3:
             yield Traffic(axis, "all_gather", "parameters", group, 1, params)
         else:
-            again = family.num_gathered_twice * work.itemsize
-            yield Traffic(axis, "all_gather", "parameters, forward", group, work.num_micro_batches, params)
+            first, again = family.num_gathered * work.itemsize, family.num_gathered_twice * work.itemsize
+            yield Traffic(axis, "all_gather", "parameters, forward", group, work.num_micro_batches, first)
             yield Traffic(axis, "all_gather", "parameters, backward", group, work.num_micro_batches, again)
     if copies > 1:
         yield Traffic(axis, "all_reduce", "gradients of replicas", copies, 1, grads // group)

@@ -83,11 +83,12 @@ class ReplicaCheck:
         for piece, values in self.snapshot.weights.items():
             if weight_key(piece) in self._compared:
                 yield weight_key(piece), values
-        for shard in self.snapshot.buffers.shards:
+        buffers = self.snapshot.buffers
+        for shard in (*buffers.shards, *buffers.frozen_shards):
             for slot in sharded_slots(shard.piece, self.mesh.layout):
                 key = run_key(slot, shard.piece, shard.flat)
                 if key in self._compared:
-                    yield key, self.snapshot.optimizer.read(slot, shard, *shard.flat)
+                    yield key, self.snapshot.read(slot, shard, *shard.flat)
 
     def _describe(self, step: int, mine: Checksums) -> str:
         """Returns the error's message. Ranks gather all checksums: the time that it takes does not matter any more."""

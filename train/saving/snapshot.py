@@ -39,7 +39,7 @@ class Snapshot:
         self.buffers = optimizer.buffers
         self.table = optimizer.buffers.table
         self._runs: dict[tuple[str, Box], list[Shard]] = {}
-        for shard in self.buffers.shards:
+        for shard in (*self.buffers.shards, *self.buffers.frozen_shards):
             self._runs.setdefault((shard.piece.tensor.name, shard.piece.box), []).append(shard)
         self._by_box = {
             (piece.tensor.name, piece.box): (local, piece, values)
@@ -49,14 +49,14 @@ class Snapshot:
 
     @property
     def weights(self) -> dict[Piece, torch.Tensor]:
-        """The weights that the rank holds whole now, 1-D, by piece; at ZeRO stage 3 only frozen ones."""
+        """The weights that the rank holds whole now, 1-D, by piece; at ZeRO stage 3 only those that are not sharded."""
         return {piece: self._now(tensor, box) for (tensor, box), (_, piece, _) in self._by_box.items()}
 
     def _now(self, tensor: str, box: Box) -> torch.Tensor:
         """Returns the elements of a box that is held whole, 1-D; after forward has replaced a buffer, the new one's."""
         self.optimizer.finish()
         local, piece, values = self._by_box[tensor, box]
-        values = values if local.trainable else self.buffers.frozen_tensor(local)
+        values = values if local.trainable else self.buffers.unsharded_tensor(local)
         return values.detach().reshape(-1)[piece.start : piece.start + box.size]
 
     def owned(self, rank: int) -> tuple[Owned, ...]:
@@ -81,7 +81,13 @@ class Snapshot:
             return self._now(item.tensor, item.box)[start:stop]
         if start == stop:  # an empty tensor: the optimizer has no run of it
             return torch.empty(0, dtype=self.buffers.dtype)
-        return self.optimizer.read(item.slot, self._run_of(item), start, stop).detach()
+        return self.read(item.slot, self._run_of(item), start, stop).detach()
+
+    def read(self, slot: str, shard: Shard, begin: int, end: int) -> torch.Tensor:
+        """Returns elements [begin, end) of the box of a run that this rank holds, which lie within the run, 1-D."""
+        if shard.piece.tensor.trainable:
+            return self.optimizer.read(slot, shard, begin, end)
+        return self.buffers.read_frozen(shard, begin, end)
 
     def segments(self, item: Owned) -> list[Segment]:
         """Returns the places of `item` in the optimizer's file, while it is pinned."""
@@ -89,13 +95,13 @@ class Snapshot:
         return self.optimizer.segments(item.slot, self._run_of(item), start, stop)
 
     def _run_of(self, item: Owned) -> Shard:
-        """Returns the run of the optimizer that holds an item."""
+        """Returns the run that holds an item."""
         start, stop = item.flat or (0, item.box.size)
         for shard in self._runs.get((item.tensor, item.box), ()):
             low, high = shard.flat
             if low <= start and stop <= high:
                 return shard
-        raise AssertionError(f"core.ownership says this rank owns {item}, but the optimizer does not hold it")
+        raise AssertionError(f"core.ownership says this rank owns {item}, but it does not hold it")
 
     def load(self, checkpoint: Checkpoint, peers: Peers = ALONE) -> None:
         """Reads the values that this rank updates from a checkpoint of any layout; `publish` completes the load.
@@ -146,10 +152,15 @@ class Snapshot:
                     raise CheckpointError(_cannot_resume(checkpoint, name, slot))
                 requests.append(ReadRequest(name, shard.piece.box, source, shard.flat))
                 places.append(partial(self.optimizer.write, slot, shard))
-        for local in self.buffers.frozen:
+        for shard in self.buffers.frozen_shards:
+            tensor = shard.piece.tensor
+            if tensor.name not in without:
+                requests.append(ReadRequest(tensor.alias or tensor.name, shard.piece.box, flat=shard.flat))
+                places.append(partial(self.buffers.write_frozen, shard))
+        for local in self.buffers.unsharded:
             if local.name in without:
                 continue
-            whole = self.buffers.frozen_tensor(local)
+            whole = self.buffers.unsharded_tensor(local)
             whole.data = whole.data.contiguous()  # elements of an expanded tensor share memory
             for piece in local.pieces:
                 requests.append(ReadRequest(piece.tensor.alias or piece.tensor.name, piece.box))

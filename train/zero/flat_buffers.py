@@ -8,21 +8,23 @@ N ranks share one copy of the optimizer state. The ZeRO stage decides how much o
     3       1/N, as fp32 masters or, if these are    1/N; all only while a backward pass fills the bucket
             offloaded, in the model's dtype;
             all only while their layer computes
+
+Frozen parameters are in buckets of their own at stage 3, without gradients and in the model's dtype; below it every
+rank holds them whole.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
-from ...core.buckets import Bucket, Shard, buckets, shards
+from ...core.buckets import Bucket, Shard, buckets, frozen_buckets, shards
 from ...core.dtypes import by_code
 from ...core.local_params import LocalParam, local_params
 from ...core.tensors import Table
-from ...parallel.mesh import ALONE, Group, Mesh
+from ...parallel.mesh import ALONE, Mesh
 from ...parallel.torch_dtypes import torch_dtype
-from .absent import Presence
+from .flat_bucket import FlatBucket, ParameterBucket, views
 from .gradient_sum import SLOT, GradientSum, ResidentSum, StoredSum
 from .own_parameters import SLOT as OWN_SLOT
 from .own_parameters import OwnParameters, ResidentParameters, StoredParameters
@@ -30,85 +32,8 @@ from .square_sum import square_sum
 from .states.open_states import StatePlaces, open_states
 from .states.pinned_copies import PinnedCopies
 from .states.state_store import StateStore
-from .trained_parameter import set_autograd_grad
-from .written_values import take_written
 
 Fill = Callable[[LocalParam, torch.Tensor], None]  # writes a parameter's initial values, padding included
-
-
-@dataclass(slots=True, eq=False)
-class FlatBucket:
-    """The buffers of one bucket.
-
-    Attributes:
-        plan: the parameters of the bucket and their offsets.
-        params: all parameters, in the model's dtype [size]; the module's parameters are views of it. At stage 3 its
-            memory is allocated only while the parameters are gathered.
-        own_range: the elements of the bucket that this rank updates, 1/N of it.
-        own: the parameters in `own_range` [size / N]: a view of `params` below stage 3, a copy at stage 3.
-        holds_masters: whether `own` are the fp32 masters; else these are in slot "master" of the states.
-        shard: the ranks over which the bucket is sharded.
-        replicate: the ranks that update the same range.
-        ends: the ranks that hold copies of a tied bucket on other stages; else this rank alone.
-        sum: the reduced gradients in `own_range`, fp32 [size / N].
-        grads: the sum of this rank's gradients, fp32 [size]; None between backward passes from stage 2 on, and if
-            gradients are offloaded.
-        in_place: whether autograd accumulates directly into `grads`; it can if parameters are fp32 and `grads` stays.
-        parameters: the module's parameters, in the plan's order.
-        presence: at stage 3, gives the parameters their values and takes them away.
-    """
-
-    plan: Bucket
-    params: torch.Tensor
-    own_range: slice
-    own: OwnParameters
-    sum: GradientSum
-    grads: torch.Tensor | None
-    in_place: bool
-    holds_masters: bool
-    shard: Group
-    replicate: Group
-    ends: Group
-    parameters: tuple[nn.Parameter, ...] = field(default=())
-    presence: Presence = field(init=False)
-
-    def views(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yields for each parameter its part of `flat` [size], in the parameter's shape."""
-        for local, offset in zip(self.plan.params, self.plan.offsets, strict=True):
-            yield flat[offset : offset + local.size].view(local.shape)
-
-    def allocate(self) -> None:
-        """Allocates the memory of `params`, with undefined values."""
-        self.params.untyped_storage().resize_(self.plan.size * self.params.element_size())
-
-    def attach_params(self) -> None:
-        """Makes the module's parameters views of `params`, once its values are gathered."""
-        self.presence.restore()
-
-    def take_written(self) -> None:
-        """Copies what a user wrote into gathered parameters to `own`, at stage 3."""
-        written = self.params[self.own_range]
-        if self.holds_masters and self.params.dtype != torch.float32:
-            take_written(self.own.read(0, self.own.size), written)
-        else:
-            self.own.write(0, written)
-
-    def free(self) -> None:
-        """Takes the values away from the module's parameters and frees the memory of `params`."""
-        self.presence.remove()
-        # Only the storage shrinks: tensor objects, and the views that autograd holds, stay the same.
-        self.params.untyped_storage().resize_(0)
-
-    def attach_grads(self) -> None:
-        """Makes autograd accumulate directly into `grads`, if `in_place`: it adds to a `.grad` that exists."""
-        if self.grads is not None and self.in_place:
-            for parameter, view in zip(self.parameters, self.views(self.grads), strict=True):
-                set_autograd_grad(parameter, view)
-
-    def detach_grads(self) -> None:
-        """Keeps autograd from writing into `grads` while a collective reads it."""
-        for parameter in self.parameters if self.in_place else ():
-            set_autograd_grad(parameter, None)
 
 
 class FlatBuffers:
@@ -118,15 +43,17 @@ class FlatBuffers:
 
     Args:
         modules: one module per pipeline stage of this rank.
-        table: lists the modules' tensors with their slots. Frozen ones stay outside the buckets and whole on every
-            rank.
+        table: lists the modules' tensors with their slots.
         dtype: the parameters' dtype.
         places: where model states are.
         fill: writes a parameter's initial values; called once for each parameter, in no promised order.
 
     Attributes:
+        buckets: those of the parameters that are trained.
+        frozen_buckets: those of frozen parameters, at stage 3.
         shards: the runs of logical boxes that this rank updates.
-        frozen: the parameters and buffers outside the buckets.
+        frozen_shards: the runs of frozen parameters that this rank holds; `bucket` is an index of `all_buckets`.
+        unsharded: the frozen parameters, and buffers, that every rank holds whole.
         copies: makes the copies between the device and the host.
     """
 
@@ -150,13 +77,19 @@ class FlatBuffers:
         self.zero = layout.zero
         self._holds_masters = dtype == torch.float32 or (layout.zero == 3 and places.offload.optimizer == "none")
         params = local_params(table, layout, rank)
-        plans = buckets(params, layout)
-        self.shards: tuple[Shard, ...] = shards(plans, layout, rank)
+        plans, frozen = buckets(params, layout), frozen_buckets(params, layout)
+        runs = shards((*plans, *frozen), layout, rank)
+        self.shards: tuple[Shard, ...] = tuple(run for run in runs if run.piece.tensor.trainable)
+        self.frozen_shards: tuple[Shard, ...] = tuple(run for run in runs if not run.piece.tensor.trainable)
         self._owners = _owners(modules)
         self._gradients = self._open_gradients(plans, places)
-        self._parameters = self._open_parameters(plans, places)
+        self._parameters = self._open_parameters((*plans, *frozen), places)
         self.buckets = tuple(self._bucket(index, plan, fill) for index, plan in enumerate(plans))
-        self.frozen = tuple(local for local in params if not local.trainable)
+        self.frozen_buckets = tuple(
+            self._frozen_bucket(index, plan, fill) for index, plan in enumerate(frozen, len(plans))
+        )
+        in_buckets = {local.name for plan in (*plans, *frozen) for local in plan.params}
+        self.unsharded = tuple(local for local in params if local.name not in in_buckets)
         self._materialize(fill)
 
     def _open_gradients(self, plans: Sequence[Bucket], places: StatePlaces) -> StateStore | None:
@@ -177,9 +110,8 @@ class FlatBuffers:
 
     def _bucket(self, index: int, plan: Bucket, fill: Fill) -> FlatBucket:
         shard, replicate = self.mesh.sharers(plan.family)
-        size, length = plan.size, plan.size // shard.size
-        own = slice(shard.rank * length, (shard.rank + 1) * length)
-        params = torch.zeros(size, dtype=self.dtype, device=self.device)
+        own, params, parameters = self._parameters_of(plan, fill)
+        size, length = plan.size, own.stop - own.start
         whole = self.zero < 2 and self._gradients is None
         grads = torch.zeros(size, dtype=torch.float32, device=self.device) if whole else None
         summed: GradientSum
@@ -188,55 +120,62 @@ class FlatBuffers:
             summed = StoredSum(self._gradients, index, held, self.device, self.copies)
         else:
             summed = ResidentSum(torch.zeros(length, device=self.device) if grads is None else grads[own])
-        in_place = grads is not None and self.dtype == torch.float32
         bucket = FlatBucket(
             plan,
             params,
             own,
             ResidentParameters(params[own], self.copies),
-            summed,
-            grads,
-            in_place,
-            self._holds_masters,
             shard,
-            replicate,
-            self.mesh.embedding_group if plan.tied else ALONE,
+            parameters,
+            holds_masters=self._holds_masters,
+            replicate=replicate,
+            ends=self.mesh.embedding_group if plan.tied else ALONE,
+            sum=summed,
+            grads=grads,
+            in_place=grads is not None and self.dtype == torch.float32,
         )
-        bucket.parameters = tuple(
-            self._adopt(local, place) for local, place in zip(plan.params, bucket.views(params), strict=True)
-        )
-        with torch.no_grad():
-            for local, parameter in zip(plan.params, bucket.parameters, strict=True):
-                fill(local, parameter.data)
         if self.zero == 3:
-            bucket.own = self._own_copy(index, params[own])
-            names = [local.name for local in plan.params]
-            bucket.presence = Presence(bucket.parameters, names, tuple(bucket.views(params)))
-            bucket.free()
+            bucket.spread(self._own_copy(index, params[own], torch.float32 if self._holds_masters else self.dtype))
         bucket.attach_grads()
         return bucket
 
-    def _own_copy(self, index: int, values: torch.Tensor) -> OwnParameters:
-        """Returns this rank's part of a bucket at stage 3, apart from the bucket."""
+    def _frozen_bucket(self, index: int, plan: Bucket, fill: Fill) -> ParameterBucket:
+        own, params, parameters = self._parameters_of(plan, fill)
+        place = ResidentParameters(params[own], self.copies)
+        bucket = ParameterBucket(plan, params, own, place, self.mesh.sharers(plan.family)[0], parameters)
+        bucket.spread(self._own_copy(index, params[own], self.dtype))
+        return bucket
+
+    def _parameters_of(self, plan: Bucket, fill: Fill) -> tuple[slice, torch.Tensor, tuple[nn.Parameter, ...]]:
+        """Returns this rank's range of a bucket, all of it with its first values, and the module's parameters in it."""
+        shard, _ = self.mesh.sharers(plan.family)
+        length = plan.size // shard.size
+        params = torch.zeros(plan.size, dtype=self.dtype, device=self.device)
+        parameters = tuple(self._adopt(*place) for place in zip(plan.params, views(plan, params), strict=True))
+        with torch.no_grad():
+            for local, parameter in zip(plan.params, parameters, strict=True):
+                fill(local, parameter.data)
+        return slice(shard.rank * length, (shard.rank + 1) * length), params, parameters
+
+    def _own_copy(self, index: int, values: torch.Tensor, dtype: torch.dtype) -> OwnParameters:
+        """Returns this rank's part of a bucket at stage 3, apart from the bucket; in `dtype` if it is resident."""
         if self._parameters is None:
-            held = values.to(torch.float32 if self._holds_masters else self.dtype, copy=True)
-            return ResidentParameters(held, self.copies)
+            return ResidentParameters(values.to(dtype, copy=True), self.copies)
         own = StoredParameters(self._parameters, index, values.numel())
         own.write(0, values)
         return own
 
     def _materialize(self, fill: Fill) -> None:
-        """Gives memory and values to frozen parameters that are still on the meta device."""
-        for local in self.frozen:
-            if self.frozen_tensor(local).is_meta:
+        """Gives memory and values to unsharded parameters that are still on the meta device."""
+        for local in self.unsharded:
+            if self.unsharded_tensor(local).is_meta:
                 dtype = torch_dtype(by_code(local.pieces[0].tensor.dtype))
                 parameter = self._adopt(local, torch.zeros(local.shape, dtype=dtype, device=self.device))
-                parameter.requires_grad_(False)
                 with torch.no_grad():
                     fill(local, parameter.data)
 
-    def frozen_tensor(self, local: LocalParam) -> torch.Tensor:
-        """Returns the module's tensor of an entry of `frozen`: a parameter, or a buffer with its current values."""
+    def unsharded_tensor(self, local: LocalParam) -> torch.Tensor:
+        """Returns the module's tensor of an entry of `unsharded`: a parameter, or a buffer with its current values."""
         owner, _, name = local.name.rpartition(".")
         tensor: torch.Tensor = getattr(self.modules[local.stage].get_submodule(owner), name)
         return tensor
@@ -252,10 +191,15 @@ class FlatBuffers:
             old.data = place
             return old
         # `data` gives the parameter a version counter of its own, so autograd takes a gather for no in-place change.
-        parameter = nn.Parameter(place.data)
+        parameter = nn.Parameter(place.data, requires_grad=local.trainable)
         for module, name in self._owners[old]:
             module.register_parameter(name, parameter)
         return parameter
+
+    @property
+    def all_buckets(self) -> tuple[ParameterBucket, ...]:
+        """The buckets of all parameters, trained ones first."""
+        return (*self.buckets, *self.frozen_buckets)
 
     @property
     def gradients_offloaded(self) -> bool:
@@ -263,11 +207,11 @@ class FlatBuffers:
         return self._gradients is not None
 
     def unsharded_params(self) -> Iterator[tuple[LocalParam, torch.Tensor]]:
-        """Yields the parameters that this rank always stores whole: frozen ones, and below stage 3 all others."""
+        """Yields the tensors that this rank always stores whole: `unsharded`, and below stage 3 all others."""
         for bucket in self.buckets if self.zero < 3 else ():
             yield from zip(bucket.plan.params, bucket.views(bucket.params), strict=True)
-        for local in self.frozen:
-            yield local, self.frozen_tensor(local)
+        for local in self.unsharded:
+            yield local, self.unsharded_tensor(local)
 
     def zero_grads(self) -> None:
         """Sets the gradients to zero, at the beginning of a step."""
@@ -288,6 +232,15 @@ class FlatBuffers:
         for shard in self.shards:
             end = shard.start + shard.flat[1] - shard.flat[0]
             yield shard, self.buckets[shard.bucket].own.read(shard.start, end)
+
+    def read_frozen(self, shard: Shard, begin: int, end: int) -> torch.Tensor:
+        """Returns elements [begin, end) of the box of one of `frozen_shards`, which lie within the run, 1-D."""
+        first = shard.start + begin - shard.flat[0]
+        return self.all_buckets[shard.bucket].own.read(first, first + end - begin)
+
+    def write_frozen(self, shard: Shard, values: torch.Tensor) -> None:
+        """Writes the values of one of `frozen_shards`, 1-D."""
+        self.all_buckets[shard.bucket].own.write(shard.start, values)
 
     def owned_grad_square_sum(self) -> torch.Tensor:
         """Returns this rank's share of the squared gradient norm, an fp64 scalar; their sum over all ranks is the norm.

@@ -27,7 +27,8 @@ from ...parallel.collectives import (
     start_reduce_scatter_flat,
 )
 from ...parallel.mesh import Group, Mesh
-from .flat_buffers import FlatBucket, FlatBuffers
+from .flat_bucket import FlatBucket
+from .flat_buffers import FlatBuffers
 from .trained_parameter import autograd_grad, set_autograd_grad
 
 _BLOCK = 2**18  # elements that are added at once; copies of them stay in cache

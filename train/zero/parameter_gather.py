@@ -23,7 +23,8 @@ from torch import nn
 from ...core.errors import TkError
 from ...parallel.collectives import PendingResult, start_all_gather_flat
 from .agreement import Act, Agreement
-from .flat_buffers import FlatBucket, FlatBuffers
+from .flat_bucket import FlatBucket, ParameterBucket
+from .flat_buffers import FlatBuffers
 from .outputs import tensors_in
 from .running_update import NO_UPDATES, Updates
 from .saved_parameters import SavedParameters
@@ -39,7 +40,7 @@ class Unit:
     """Parameters that are gathered and freed together.
 
     Attributes:
-        buckets: the buckets that hold the parameters; they hold no others.
+        buckets: the buckets that hold the parameters, trained and frozen ones; they hold no others.
         modules: the modules that hold the parameters, in the order in which forward calls them.
         used_in_backward: whether backward reads the parameters' values; that of an embedding lookup does not.
         kept_for_backward: whether the parameters are used between other units, so that they stay gathered for a whole
@@ -47,15 +48,22 @@ class Unit:
         name: the unit's name in messages.
         pending: the unit's gathers, one per bucket, once they are started; None while the unit is free.
         ready: whether the gathers have ended and the module's parameters have their values.
+        output_learns: whether the newest output had a gradient, so that backward needs the unit if it is frozen, too.
     """
 
-    buckets: list[FlatBucket]
+    buckets: Sequence[ParameterBucket]
     modules: Sequence[nn.Module]
     used_in_backward: bool = True
     kept_for_backward: bool = False
     name: str = ""
     pending: list[PendingResult] | None = field(default=None)
     ready: bool = False
+    output_learns: bool = False
+
+    @property
+    def trained(self) -> list[FlatBucket]:
+        """The buckets whose parameters have gradients."""
+        return [bucket for bucket in self.buckets if isinstance(bucket, FlatBucket)]
 
 
 class ParameterGather:
@@ -66,7 +74,8 @@ class ParameterGather:
         units: the stage's units, in forward order.
         prefetch: whether the gather of the next unit starts while a unit computes.
         chain: whether units form a chain, so that the backward of a unit has ended when that of the unit before it
-            begins. If it is False, a unit's backward has ended once all gradients of its buckets have arrived.
+            begins. If it is False, a unit's backward has ended once all gradients of its buckets have arrived or, of
+            a unit that is all frozen, once those of its inputs have.
         agreement: makes ranks gather in one order, if modules may call their units in any order.
         updates: the update of the step before, which may still run.
 
@@ -90,7 +99,7 @@ class ParameterGather:
         self.chain = chain
         self.agreement = agreement
         self._updates = updates
-        self._numbers = {bucket: number for number, bucket in enumerate(buffers.buckets)}
+        self._numbers: dict[ParameterBucket, int] = {bucket: number for number, bucket in enumerate(buffers.buckets)}
         self._incomplete: list[int] = []
         self._in_backward = False
         self._all_held = False
@@ -99,7 +108,7 @@ class ParameterGather:
         )
         for index, unit in enumerate(units):
             unit.modules[0].register_forward_pre_hook(self._forward_pre_hook(index))
-            unit.modules[-1].register_forward_hook(self._forward_hook(index))
+            unit.modules[-1].register_forward_hook(self._forward_hook(index), with_kwargs=True)
 
     def begin_backward(self) -> None:
         """Called before a backward pass.
@@ -107,7 +116,7 @@ class ParameterGather:
         A module that is called during the pass is being recomputed, and its backward follows: it frees no unit.
         """
         self._in_backward = True
-        self._incomplete = [len(unit.buckets) for unit in self.units]
+        self._incomplete = [len(unit.trained) for unit in self.units]
         for index, unit in enumerate(self.units):
             if unit.kept_for_backward:
                 self._ensure_gathered(index, Act.BACKWARD)
@@ -178,20 +187,26 @@ class ParameterGather:
 
         return hook
 
-    def _forward_hook(self, index: int) -> Callable[[nn.Module, Any, Any], None]:
+    def _forward_hook(self, index: int) -> Callable[[nn.Module, Any, Any, Any], None]:
         unit = self.units[index]
 
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+        def hook(module: nn.Module, inputs: Any, keywords: Any, output: Any) -> None:
             leave_to_python()
             if self._in_backward or module is not unit.modules[-1]:
                 return
             self._free(unit)
-            if unit.used_in_backward and not unit.kept_for_backward:
-                for tensor in tensors_in(output):
+            # A tensor's hook runs when its gradient is computed: an output's just before the unit's own backward, an
+            # input's after it. A module's backward hook would wrap inputs and outputs and break in-place changes.
+            learning = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+            unit.output_learns = bool(learning)
+            if not unit.used_in_backward or unit.kept_for_backward:
+                return
+            for tensor in learning:
+                tensor.register_hook(lambda grad: self._ensure_gathered(index, Act.BACKWARD))
+            if not self.chain and not unit.trained:
+                for tensor in tensors_in((inputs, keywords)):
                     if tensor.requires_grad:
-                        # A tensor's hook runs when its gradient is computed, which is just before the unit's own
-                        # backward. A module's backward hook would wrap inputs and outputs and break in-place changes.
-                        tensor.register_hook(lambda grad: self._ensure_gathered(index, Act.BACKWARD))
+                        tensor.register_hook(lambda grad: self._free(unit))
 
         return hook
 
@@ -212,11 +227,14 @@ class ParameterGather:
             return
         if act is Act.FORWARD and self.chain and not self._is_updated(self.units[following]):
             return  # this rank gathers it later, in the same order as the others, and computes meanwhile
-        if act is Act.FORWARD or self.units[following].used_in_backward:
+        if act is Act.FORWARD or self._is_used_in_backward(self.units[following]):
             self._start_gather(following, act)
 
+    def _is_used_in_backward(self, unit: Unit) -> bool:
+        return unit.used_in_backward and (unit.output_learns or bool(unit.trained))
+
     def _is_updated(self, unit: Unit) -> bool:
-        return all(self._updates.is_updated(self._numbers[bucket]) for bucket in unit.buckets)
+        return all(self._updates.is_updated(self._numbers[bucket]) for bucket in unit.trained)
 
     def _start_gather(self, index: int, act: Act) -> Unit:
         """Starts the gathers of a unit, unless they are started, and returns it."""
@@ -227,7 +245,8 @@ class ParameterGather:
             self.agreement.announce(act, index)
         unit.pending = []
         for bucket in unit.buckets:
-            self._updates.ensure(self._numbers[bucket])
+            if bucket in self._numbers:
+                self._updates.ensure(self._numbers[bucket])
             bucket.allocate()
             # This rank's values are rounded into their place, from where the others receive them.
             part = bucket.params[bucket.own_range]

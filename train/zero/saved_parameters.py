@@ -13,7 +13,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from ...core.errors import TkError
-from .flat_buffers import FlatBucket
+from .flat_bucket import ParameterBucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class SavedView:
     """
 
     unit: int
-    bucket: FlatBucket
+    bucket: ParameterBucket
     dtype: torch.dtype
     shape: torch.Size
     stride: tuple[int, ...]
@@ -47,7 +47,7 @@ class SavedParameters:
         version: the number of changes of parameters; backward through a graph from before a change is refused.
     """
 
-    def __init__(self, units: Sequence[Sequence[FlatBucket]], ensure_gathered: Callable[[int], None]) -> None:
+    def __init__(self, units: Sequence[Sequence[ParameterBucket]], ensure_gathered: Callable[[int], None]) -> None:
         self.version = 0
         self._ensure_gathered = ensure_gathered
         # A storage is known by its address: freeing and allocating a bucket only changes the storage's size.

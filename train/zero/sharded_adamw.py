@@ -17,7 +17,8 @@ from ...parallel.torch_dtypes import torch_dtype
 from ..config.sections import OptimizerSection
 from .adamw_rule import AdamWFactors, AdamWStreams, adamw_rule
 from .element_index import RandomBits, runs_of_tensors
-from .flat_buffers import FlatBucket, FlatBuffers
+from .flat_bucket import FlatBucket
+from .flat_buffers import FlatBuffers
 from .running_update import RunningUpdate
 from .states.host_transfer import HostTransfer
 from .states.open_states import StatePlaces, open_states

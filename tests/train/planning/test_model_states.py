@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tk.core.buckets import buckets
+from tk.core.buckets import all_buckets, buckets
 from tk.tests.train.planning.small_states import small_run
 from tk.train.planning.model_states import model_state_bytes, state_parts
 from tk.train.planning.placed_bytes import TRANSFERS
@@ -40,6 +40,40 @@ def test_a_parameter_has_these_bytes_in_each_place(
     parts = ("parameters", "gradients", "optimizer")
     found = [sum(place.get(part, 0) for part in parts) for place in (placed.device, placed.host, placed.disk)]
     assert found == [pytest.approx(each * total, rel=0.04) for each in (device, host, disk)]
+
+
+@pytest.mark.parametrize(
+    ("zero", "params", "offload", "device", "host", "disk"),
+    [
+        (0, "bf16", {}, 2, 0, 0),
+        (2, "bf16", DISK, 2, 0, 0),
+        (3, "bf16", {}, 2 / 4, 0, 0),
+        (3, "fp32", {}, 4 / 4, 0, 0),
+        (3, "bf16", {**DISK, "parameters": "cpu"}, 0, 2 / 4, 0),
+        (3, "bf16", {**DISK, "parameters": "disk"}, 0, 0, 2 / 4),
+    ],
+)
+def test_a_frozen_parameter_has_no_states_and_is_sharded_at_stage_3(
+    zero: int, params: str, offload: dict[str, Any], device: float, host: float, disk: float
+) -> None:
+    config, layout, ranks = small_run(4, zero, params, ["model.layers"], **offload)
+    placed, free = model_state_bytes(config, layout, ranks, 1), model_state_bytes(*small_run(4, zero, params), 1)
+    frozen = sum(param.size for param in ranks if not param.trainable)
+    found = [place.get("frozen parameters", 0) for place in (placed.device, placed.host, placed.disk)]
+    assert found == [pytest.approx(each * frozen, rel=0.04) for each in (device, host, disk)]
+    assert placed.device.get("gathered parameters") == free.device.get("gathered parameters")
+    parts = state_parts(config, layout, all_buckets(ranks, layout))
+    trained = sum(param.size for param in ranks if param.trainable)
+    assert sum(parts["gradients"].sizes) == pytest.approx(trained / (4 if zero >= 2 else 1), rel=0.04)
+
+
+def test_frozen_parameters_on_disk_share_the_file_and_the_buffers_of_trained_ones() -> None:
+    def buffers(tier: str, freeze: list[str]) -> int:
+        placed = model_state_bytes(*small_run(2, 3, "bf16", freeze, **DISK, parameters=tier), 1)
+        return placed.host["buffers of files"]
+
+    of_parameters = [buffers("disk", freeze) - buffers("cpu", freeze) for freeze in ([], ["model.layers"])]
+    assert of_parameters[0] == of_parameters[1] > 0
 
 
 def test_the_file_and_the_buffers_are_those_of_the_store(tmp_path: Path) -> None:

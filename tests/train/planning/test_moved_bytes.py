@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tk.core.buckets import buckets
+from tk.core.buckets import all_buckets, buckets
 from tk.tests.train.planning.small_states import small_run
 from tk.train.planning.model_states import state_parts
 from tk.train.planning.moved_bytes import Moved, in_all, moved_bytes
@@ -52,6 +52,16 @@ def test_gradients_go_down_in_every_pass_and_the_norm_and_the_update_read_them()
 def test_below_stage_2_whole_buckets_go_down_and_come_back_for_the_next_pass() -> None:
     found = moved(1, "bf16", 3, SUMS_ON_DISK)
     assert found["gradients"] == [2 * 16 + 4, 2 * 16, 2 * 16 + 8, 3 * 16], "16 bytes of four ranks' elements"
+
+
+def test_frozen_parameters_go_up_for_every_gather_and_nothing_writes_them() -> None:
+    everything = dict.fromkeys(("optimizer", "gradients", "parameters"), "disk")
+    config, layout, ranks = small_run(4, 3, "bf16", ["model.layers"], **everything)
+    parts = state_parts(config, layout, all_buckets(ranks, layout))
+    own = sum(parts["frozen parameters"].sizes)
+    found = {each.part: each for each in moved_bytes(layout, buckets(ranks, layout), parts, 3, gathered_twice=0.5)}
+    assert found["frozen parameters"] == Moved("frozen parameters", up=9 * own, read=9 * own), "2 bytes, 3 x 1.5 times"
+    assert set(found) == {"parameters", "frozen parameters", "gradients", "optimizer"}
 
 
 def test_parameters_go_up_for_every_gather() -> None:

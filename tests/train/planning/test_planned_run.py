@@ -31,6 +31,20 @@ def test_another_place_changes_only_where_states_are(run: PlannedRun) -> None:
         assert after.host["copy for saves"] == before.host["copy for saves"]
 
 
+@pytest.mark.parametrize("zero", [0, 2, 3])
+def test_a_pipeline_rank_may_train_none_of_its_parameters(configure: Configure, zero: int) -> None:
+    freeze = ["model.embed_tokens", "model.layers.0"]
+    data = configure(parallel={"pp": 2, "dp": 2}, zero={"stage": zero})
+    data["train"] |= {"freeze": freeze}
+    run = prepare_run(parse(data, TrainConfig, "test"), 4)
+    first, last = run.memory()
+    assert first.device["gradients"] == 0 < last.device["gradients"]
+    frozen = sum(param.size for param in run.ranks[0]) * 4
+    assert first.device["frozen parameters"] == pytest.approx(frozen / (2 if zero == 3 else 1), rel=0.01)
+    assert "frozen parameters" not in last.device
+    assert run.traffic()
+
+
 @pytest.mark.parametrize(("schedule", "recompute"), [("1f1b", "none"), ("zb-h1", "none"), ("gpipe", "full")])
 def test_activations_on_the_host_leave_a_layer_of_the_device(
     configure: Configure, schedule: str, recompute: str

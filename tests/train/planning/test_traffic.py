@@ -43,6 +43,16 @@ def test_each_stage_of_zero_has_its_collectives(zero: int, expected: list[tuple[
     assert {(each.axis, each.ranks) for each in found} == {("dp", 4)}
 
 
+def test_frozen_elements_are_gathered_at_stage_3_and_have_no_gradients() -> None:
+    work = StepWork({"dense": FamilyWork(100, 1000, 1000)}, 2, 64, 3, 5, False, False)
+    found = traffic(Layout(dp=4, zero=3), work)
+    assert [(each.what, each.message_bytes) for each in found] == [
+        ("gradients", 400),
+        ("parameters, forward", 2200),
+        ("parameters, backward", 2000),
+    ]
+
+
 @pytest.mark.parametrize(("recompute_full", "passes"), [(False, 2), (True, 3)])
 def test_sequence_parallelism_splits_each_all_reduce_and_gathers_once_more(recompute_full: bool, passes: int) -> None:
     work = StepWork({"dense": FamilyWork(1000, 900)}, 2, 64, 3, 5, True, recompute_full)

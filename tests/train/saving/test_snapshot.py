@@ -114,16 +114,37 @@ def test_an_fp32_run_saves_no_masters_beside_its_weights() -> None:
     assert all(spec.slots == expected for spec in make_snapshot(1).table)
 
 
-def test_ranks_hold_whole_weights_below_stage_3_and_frozen_ones_at_stage_3() -> None:
-    frozen = (replace(TABLE[0], trainable=False, dtype="F32"), *TABLE[1:])
+def test_ranks_hold_whole_weights_below_stage_3_and_buffers_at_stage_3() -> None:
+    table = (replace(TABLE[0], trainable=False, buffer=True, dtype="F32"), *TABLE[1:])
     module = make_module()
     module.get_parameter("0.weight").requires_grad_(False)
-    held = {
-        piece.tensor.name: values for piece, values in make_snapshot(3, table=frozen, module=module).weights.items()
-    }
+    held = {piece.tensor.name: values for piece, values in make_snapshot(3, table=table, module=module).weights.items()}
     assert list(held) == ["0.weight"]
     assert torch.equal(held["0.weight"], make_module().get_parameter("0.weight").flatten())
     assert {piece.tensor.name for piece in make_snapshot(2, 2).weights} == {spec.name for spec in TABLE}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_sharded_frozen_weights_are_saved_once_and_read_at_another_layout(tmp_path: Path, size: int) -> None:
+    table = (replace(TABLE[0], trainable=False, dtype="F32"), *TABLE[1:])
+    checkpoint = save(tmp_path, MIXED)
+    stored = np.asarray(true_values(TABLE[0], "weight", "F32")).reshape(-1)
+    saved = dict.fromkeys(("weight", "exp_avg"), 0)
+    for rank in range(size):
+        snapshot = make_snapshot(3, size, rank, table=table)
+        own = [item for item in snapshot.owned(rank) if item.tensor == "0.weight"]
+        first = make_module().get_parameter("0.weight").detach().flatten().numpy()
+        for item in own:
+            start, stop = item.flat or (0, item.box.size)
+            assert np.array_equal(snapshot.values(item), first[start:stop])
+            saved[item.slot] += stop - start
+        snapshot.load(checkpoint)
+        for item in own:
+            start, stop = item.flat or (0, item.box.size)
+            read = checkpoint.read("0.weight").torch().reshape(-1)[start:stop].float()
+            assert np.array_equal(snapshot.values(item), read.numpy())
+            assert not np.array_equal(stored[start:stop], first[start:stop])
+    assert saved == {"weight": len(stored), "exp_avg": 0}
 
 
 def test_a_save_at_stage_3_rounds_each_weight_once(monkeypatch: pytest.MonkeyPatch) -> None:

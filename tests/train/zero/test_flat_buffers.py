@@ -108,19 +108,49 @@ def test_at_stage_3_parameters_are_gathered_and_freed_and_masters_are_fp32() -> 
     assert first.params.untyped_storage().size() == 0
 
 
-def test_frozen_parameters_stay_outside_the_buckets() -> None:
+def test_frozen_parameters_are_whole_below_stage_3_and_have_no_gradients() -> None:
     module = make_module()
     weight = module.get_parameter("0.weight").requires_grad_(False)
     table = (replace(TABLE[0], trainable=False), *TABLE[1:])
-    buffers = make_buffers(module, zero=3, size=2, table=table)
-    assert [local.name for local in buffers.frozen] == ["0.weight"]
-    assert [(local.name, tensor is weight) for local, tensor in buffers.unsharded_params()] == [("0.weight", True)]
+    buffers = make_buffers(module, zero=2, size=2, table=table)
+    assert [local.name for local in buffers.unsharded] == ["0.weight"]
+    assert [tensor is weight for local, tensor in buffers.unsharded_params() if not local.trainable] == [True]
+    assert (buffers.frozen_buckets, buffers.frozen_shards) == ((), ())
     names = {
         shard.piece.tensor.name
         for rank in range(2)
         for shard in make_buffers(make_module(), 1, size=2, rank=rank, table=table).shards
     }
     assert names == {"0.bias", "1.weight", "1.bias"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_frozen_parameters_are_spread_over_the_ranks_at_stage_3(dtype: torch.dtype) -> None:
+    table = (replace(TABLE[0], trainable=False), *TABLE[1:])
+    found = torch.full((9 * 20,), torch.nan, dtype=dtype)
+    for rank in range(3):
+        module = make_module()
+        weight = module.get_parameter("0.weight").requires_grad_(False)
+        buffers = make_buffers(module, zero=3, size=3, rank=rank, dtype=dtype, table=table)
+        assert [[local.name for local in bucket.plan.params] for bucket in buffers.frozen_buckets] == [["0.weight"]]
+        assert (module.get_parameter("0.weight") is weight, weight.requires_grad) == (True, False)
+        assert not buffers.unsharded
+        assert buffers.frozen_buckets[0].own.size == 64, "a third, padded to 32 elements"
+        with pytest.raises(TkError, match=r"The values of 0\.weight are spread over the ranks"):
+            weight.sum()
+        for shard in buffers.frozen_shards:
+            assert buffers.read_frozen(shard, *shard.flat).dtype == dtype, "without masters"
+            assert found[slice(*shard.flat)].isnan().all(), "two ranks hold an element"
+            found[slice(*shard.flat)] = buffers.read_frozen(shard, *shard.flat)
+    assert torch.equal(found, make_module().get_parameter("0.weight").detach().flatten().to(dtype))
+
+
+def test_buffers_and_integers_stay_whole_at_stage_3() -> None:
+    weight, bias, *others = (replace(spec, trainable=spec.layer != 0) for spec in TABLE)
+    table = (replace(weight, buffer=True), replace(bias, dtype="I32"), *others)
+    buffers = make_buffers(make_module(), zero=3, size=2, table=table)
+    assert [local.name for local in buffers.unsharded] == ["0.weight", "0.bias"]
+    assert buffers.frozen_buckets == ()
 
 
 def test_parameters_on_the_meta_device_get_memory_and_tied_ones_stay_one_object() -> None:

@@ -1,5 +1,6 @@
 """ZeRO stage 3: the units that are gathered at each moment of forward and backward."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -7,23 +8,30 @@ import torch
 from torch import nn
 
 from tk.core.errors import TkError
-from tk.tests.train.zero.small_buffers import make_buffers, make_module, rows
+from tk.tests.train.zero.small_buffers import TABLE, make_buffers, make_module, rows
 from tk.train.zero.flat_buffers import FlatBuffers
 from tk.train.zero.parameter_gather import ParameterGather, Unit
+from tk.train.zero.trained_parameter import autograd_grad
 
 
 class Stage:
     """A module of two units on one rank.
+
+    Args:
+        frozen: the unit that is not trained, if one is not.
 
     Attributes:
         seen: for each call of a module's forward, the units that have memory: both if the second one is prefetched
             while the first computes.
     """
 
-    def __init__(self, prefetch: bool = False, chain: bool = True) -> None:
+    def __init__(self, prefetch: bool = False, chain: bool = True, frozen: int | None = None) -> None:
         self.module = make_module()
-        self.buffers: FlatBuffers = make_buffers(self.module, zero=3)
-        later, earlier = self.buffers.buckets  # the last layer's bucket comes first
+        for name, parameter in self.module.named_parameters():
+            parameter.requires_grad_(not name.startswith(f"{frozen}."))
+        table = tuple(replace(spec, trainable=spec.layer != frozen) for spec in TABLE)
+        self.buffers: FlatBuffers = make_buffers(self.module, zero=3, table=table)
+        earlier, later = sorted(self.buffers.all_buckets, key=lambda bucket: str(bucket.plan.unit))
         self.units = [Unit([earlier], [self.module[0]]), Unit([later], [self.module[1]])]
         self.gather = ParameterGather(self.buffers, self.units, prefetch=prefetch, chain=chain)
         self.seen: list[list[int]] = []
@@ -101,6 +109,32 @@ def test_outside_a_chain_a_unit_stays_until_all_its_gradients_have_arrived() -> 
     assert stage.held() == [0]
     stage.gather.on_bucket_complete(earlier)
     assert stage.held() == []
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+@pytest.mark.parametrize("chain", [True, False])
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_a_frozen_unit_is_gathered_where_it_computes_and_others_have_the_plain_gradients(
+    prefetch: bool, chain: bool, frozen: int
+) -> None:
+    stage, plain = Stage(prefetch, chain, frozen), make_module()
+    output = stage.forward()
+    assert (stage.held(), stage.seen[1]) == ([], [1])
+    plain_output = plain(rows())
+    assert torch.equal(output, plain_output)
+    held: list[list[int]] = []
+    for parameter in stage.module.parameters():
+        if parameter.requires_grad:
+            parameter.register_hook(lambda gradient: held.append(stage.held()))
+    stage.gather.begin_backward()
+    output.square().sum().backward()
+    stage.gather.end_pass()
+    assert stage.held() == []
+    plain_output.square().sum().backward()
+    for bucket in stage.buffers.buckets:
+        for local, parameter in zip(bucket.plan.params, bucket.parameters, strict=True):
+            torch.testing.assert_close(autograd_grad(parameter), plain.get_parameter(local.name).grad)
+    assert held == ([[1], [1]] if frozen == 0 else [[0], [0]]), "nothing learns before unit 0; unit 1 is freed in time"
 
 
 def test_a_module_that_is_recomputed_in_backward_frees_no_unit() -> None:
