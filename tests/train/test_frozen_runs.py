@@ -1,6 +1,7 @@
 """A run with frozen parameters: they stay bit-equal and have no slots, the rest is trained as with constants."""
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tk.checkpoint.read.reader import Checkpoint
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.tests.train.run_training import run_training
-from tk.train import initialize
+from tk.train import initialize, on_meta
 
 FREEZE = ["model.embed_tokens", "model.layers.0"]
 LAYOUTS = ({"tp": 2, "dp": 1}, {"tp": 1, "dp": 2}, {"tp": 1, "pp": 2, "dp": 1})
@@ -150,13 +151,20 @@ def batch(step: int) -> torch.Tensor:
     return torch.randint(0, 50, (ROWS, 9), generator=torch.Generator().manual_seed(step))
 
 
-def train_adapted(case: str, zero: Any, checkpointing: bool, save: str, load: str = "") -> dict[str, Any]:
-    """Returns the losses of STEPS steps and the bytes of frozen parameters on this rank before and after them."""
-    model = adapted_llama(case)
+def train_adapted(
+    case: str, zero: Any, checkpointing: bool, save: str, load: str = "", weights: str | None = None
+) -> dict[str, Any]:
+    """Returns the losses of STEPS steps and the bytes of frozen parameters on this rank before and after them.
+
+    Args:
+        weights: a folder of the first values, or "" to make them parameter by parameter; None = build the model whole.
+    """
+    with nullcontext() if weights is None else on_meta():
+        model = adapted_llama(case)
     if checkpointing:
         model.gradient_checkpointing_enable()
         model.enable_input_require_grads()
-    engine = initialize(model, OPTIMIZER, zero=zero, bucket_size=1500)
+    engine = initialize(model, OPTIMIZER, zero=zero, bucket_size=1500, weights=weights or None)
     if load:
         engine.load(load)
     held = [resident_bytes(model)]
@@ -220,6 +228,13 @@ def test_a_module_with_frozen_parameters_trains_as_torch_trains_it(
         else:
             assert torch.equal(saved.read(name).torch(), first[name]), name
             assert list(saved.tensors[name].slots) == ["weight"], name
+    adapted_llama(case).save_pretrained(tmp_path / "first")
+    for weights in ("", str(tmp_path / "first")):
+        absent = rank_pool.run(
+            train_adapted, 2, **options, save=str(tmp_path / f"absent{bool(weights)}"), weights=weights
+        )
+        assert absent[0]["losses"] == results[0]["losses"]
+        assert zero < 3 or max(absent[0]["held"]) < 100
     again = rank_pool.run(train_adapted, 2, **options, save=str(tmp_path / "again"), load=str(tmp_path / "run"))
     assert again[0]["losses"] == []
     loaded = Checkpoint.open(tmp_path / "again")

@@ -7,7 +7,7 @@ from ...core.errors import ConfigError
 from ...core.local_params import LocalParam
 from ...core.process import return_freed_memory
 from ...parallel.collectives import broadcast
-from ...parallel.mesh import Group
+from ...parallel.mesh import Group, Mesh
 from .construction_log import ConstructionLog
 from .replay import LARGE, value_of
 from .stored_weights import StoredWeights
@@ -17,13 +17,14 @@ class FirstValues:
     """The values of a module's parameters, by name. Rank 0's count.
 
     Args:
-        world: the ranks that train the module.
+        mesh: the groups of the ranks that train the module.
         stored: where the values come from, if not from the module.
     """
 
-    def __init__(self, world: Group, stored: StoredWeights | None) -> None:
+    def __init__(self, mesh: Mesh, stored: StoredWeights | None) -> None:
         self.stored = stored
-        self._world = world
+        self._world = mesh.world
+        self._shards_frozen = mesh.layout.zero == 3
         self._given: dict[str, torch.Tensor] = {}
         self._absent: dict[str, torch.Tensor] = {}
 
@@ -34,18 +35,14 @@ class FirstValues:
         self._given[name] = parameter.detach()
         broadcast_bytes(self._given[name], self._world)
 
-    def take_absent(
-        self, name: str, parameter: nn.Parameter, dtype: torch.dtype, device: torch.device, *, whole: bool
-    ) -> None:
-        """Takes a parameter of `on_meta`: one that stays `whole` gets its values now, others an engine's memory later.
+    def take_absent(self, name: str, parameter: nn.Parameter, dtype: torch.dtype, device: torch.device) -> None:
+        """Takes a parameter of `on_meta`; one that stays whole gets its values now, others an engine's memory later.
 
-        The object stays the same for all who hold it. It is no longer on the meta device; without values it refers to
-        one element.
+        The object stays the same for all who hold it. It is no longer on the meta device, and refers to one element.
         """
-        place = torch.zeros((), dtype=dtype, device=device).expand(parameter.shape)
-        if whole:
-            place = torch.empty(parameter.shape, dtype=dtype, device=device)
-        new = torch.Tensor._make_subclass(type(parameter), place, parameter.requires_grad)
+        whole = not (parameter.requires_grad or (self._shards_frozen and dtype.is_floating_point))
+        memory = torch.zeros(parameter.shape if whole else (), dtype=dtype, device=device)
+        new = torch.Tensor._make_subclass(type(parameter), memory.expand(parameter.shape), parameter.requires_grad)
         torch._C._swap_tensor_impl(parameter, new)
         if not self.stored:
             self._absent[name] = new

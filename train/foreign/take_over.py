@@ -81,13 +81,12 @@ def _take_values(
     Returns:
         The values of parameters: the stored ones if there are any, else rank 0's on every rank.
     """
-    values = FirstValues(mesh.world, stored)
+    values = FirstValues(mesh, stored)
     for name, parameter in model.named_parameters():
         parameter.grad = None
         kept = dtype if parameter.is_floating_point() else parameter.dtype
         if parameter.is_meta:
-            sharded = parameter.requires_grad or (mesh.layout.zero == 3 and parameter.is_floating_point())
-            values.take_absent(name, parameter, kept, device, whole=not sharded)
+            values.take_absent(name, parameter, kept, device)
         else:
             parameter.data = parameter.data.to(device, kept).contiguous()
             values.take(name, parameter)

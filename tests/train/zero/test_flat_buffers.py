@@ -90,24 +90,6 @@ def test_the_ranks_of_a_group_own_every_element_once(zero: int) -> None:
     assert squares == pytest.approx(expected, rel=1e-6), "padding is not counted"
 
 
-def test_at_stage_3_parameters_are_gathered_and_freed_and_masters_are_fp32() -> None:
-    module, plain = make_module(), make_module()
-    buffers = make_buffers(module, zero=3, size=1, dtype=torch.bfloat16)
-    first = buffers.buckets[1]
-    assert first.own.read(0, 1).dtype == torch.float32
-    with pytest.raises(TkError, match=r"The values of 0\.weight are spread over the ranks"):
-        module.get_parameter("0.weight").sum()
-    assert module.get_parameter("0.weight").shape == (9, 20)
-    first.allocate()
-    first.params.copy_(first.own.read(0, first.own.size))
-    first.attach_params()
-    assert torch.equal(module.get_parameter("0.weight"), plain.get_parameter("0.weight").bfloat16())
-    with pytest.raises(TkError, match=r"1\.weight"):
-        module.get_parameter("1.weight").sum()
-    first.free()
-    assert first.params.untyped_storage().size() == 0
-
-
 def test_frozen_parameters_are_whole_below_stage_3_and_have_no_gradients() -> None:
     module = make_module()
     weight = module.get_parameter("0.weight").requires_grad_(False)
