@@ -28,6 +28,7 @@ class ParameterBucket:
         shard: the ranks over which the bucket is sharded.
         parameters: the module's parameters, in the plan's order.
         presence: at stage 3, gives the parameters their values and takes them away.
+        num_references: the tensors that refer to the memory of gathered parameters when they get their values.
     """
 
     plan: Bucket
@@ -37,6 +38,7 @@ class ParameterBucket:
     shard: Group
     parameters: tuple[nn.Parameter, ...]
     presence: Presence = field(init=False)
+    num_references: int = field(init=False, default=0)
 
     def views(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
         """Yields for each parameter its part of `flat` [size], in the parameter's shape."""
@@ -56,6 +58,19 @@ class ParameterBucket:
     def attach_params(self) -> None:
         """Makes the module's parameters views of `params`, once its values are gathered."""
         self.presence.restore()
+        self.num_references = self._count_references()
+
+    @property
+    def is_referred_to(self) -> bool:
+        """Whether a tensor that was made since `attach_params` refers to gathered parameters: backward will need them.
+
+        Only a forward pass that is recomputed leaves such tensors; autograd saves places otherwise (SavedParameters).
+        """
+        return self._count_references() > self.num_references
+
+    def _count_references(self) -> int:
+        count: int = torch._C._storage_Use_Count(self.params.untyped_storage()._cdata)
+        return count
 
     def take_written(self) -> None:
         """Copies what a user wrote into gathered parameters to `own`, at stage 3."""

@@ -65,6 +65,11 @@ class Unit:
         """The buckets whose parameters have gradients."""
         return [bucket for bucket in self.buckets if isinstance(bucket, FlatBucket)]
 
+    @property
+    def has_frozen(self) -> bool:
+        """Whether some of its parameters are frozen."""
+        return len(self.trained) < len(self.buckets)
+
 
 class ParameterGather:
     """Gathers and frees the units of one pipeline stage, from hooks on their modules and on their outputs.
@@ -74,8 +79,9 @@ class ParameterGather:
         units: the stage's units, in forward order.
         prefetch: whether the gather of the next unit starts while a unit computes.
         chain: whether units form a chain, so that the backward of a unit has ended when that of the unit before it
-            begins. If it is False, a unit's backward has ended once all gradients of its buckets have arrived or, of
-            a unit that is all frozen, once those of its inputs have.
+            begins. If it is False, the backward of a unit without frozen parameters has ended once all gradients of its
+            buckets have arrived. One with frozen parameters may need them after that, for its input's gradient: it has
+            ended if the backward of another unit begins and no tensor refers to its parameters any more.
         agreement: makes ranks gather in one order, if modules may call their units in any order.
         updates: the update of the step before, which may still run.
 
@@ -108,7 +114,7 @@ class ParameterGather:
         )
         for index, unit in enumerate(units):
             unit.modules[0].register_forward_pre_hook(self._forward_pre_hook(index))
-            unit.modules[-1].register_forward_hook(self._forward_hook(index), with_kwargs=True)
+            unit.modules[-1].register_forward_hook(self._forward_hook(index))
 
     def begin_backward(self) -> None:
         """Called before a backward pass.
@@ -122,13 +128,13 @@ class ParameterGather:
                 self._ensure_gathered(index, Act.BACKWARD)
 
     def on_bucket_complete(self, bucket: FlatBucket) -> None:
-        """Called once all gradients of a bucket have arrived: frees its unit if that was the unit's last bucket."""
+        """Called once all gradients of a bucket have arrived: frees its unit if that ends the unit's backward."""
         if self.chain:  # _ensure_gathered frees the units of a chain
             return
-        index = next(index for index, unit in enumerate(self.units) if bucket in unit.buckets)
+        index, unit = next((index, unit) for index, unit in enumerate(self.units) if bucket in unit.buckets)
         self._incomplete[index] -= 1
-        if self._incomplete[index] == 0 and not self.units[index].kept_for_backward:
-            self._free(self.units[index])
+        if self._incomplete[index] == 0 and not unit.kept_for_backward and not unit.has_frozen:
+            self._free(unit)
 
     def end_pass(self) -> None:
         """Called after a forward or backward pass: frees every unit.
@@ -187,26 +193,20 @@ class ParameterGather:
 
         return hook
 
-    def _forward_hook(self, index: int) -> Callable[[nn.Module, Any, Any, Any], None]:
+    def _forward_hook(self, index: int) -> Callable[[nn.Module, Any, Any], None]:
         unit = self.units[index]
 
-        def hook(module: nn.Module, inputs: Any, keywords: Any, output: Any) -> None:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
             leave_to_python()
             if self._in_backward or module is not unit.modules[-1]:
                 return
             self._free(unit)
-            # A tensor's hook runs when its gradient is computed: an output's just before the unit's own backward, an
-            # input's after it. A module's backward hook would wrap inputs and outputs and break in-place changes.
             learning = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
             unit.output_learns = bool(learning)
-            if not unit.used_in_backward or unit.kept_for_backward:
-                return
-            for tensor in learning:
+            for tensor in learning if unit.used_in_backward and not unit.kept_for_backward else ():
+                # A tensor's hook runs when its gradient is computed, which is just before the unit's own backward. A
+                # module's backward hook would wrap inputs and outputs and break in-place changes.
                 tensor.register_hook(lambda grad: self._ensure_gathered(index, Act.BACKWARD))
-            if not self.chain and not unit.trained:
-                for tensor in tensors_in((inputs, keywords)):
-                    if tensor.requires_grad:
-                        tensor.register_hook(lambda grad: self._free(unit))
 
         return hook
 
@@ -219,9 +219,10 @@ class ParameterGather:
         if self._all_held:
             return
         self._finish_gather(self._start_gather(index, act))
-        if act is Act.BACKWARD and self.chain:
-            for behind in self.units[index + 1 :]:
-                self._free(behind)
+        if act is Act.BACKWARD:
+            for number, other in enumerate(self.units):
+                if number > index if self.chain else number != index and self._has_ended(number):
+                    self._free(other)
         following = index + (1 if act is Act.FORWARD else -1)
         if not self.prefetch or not 0 <= following < len(self.units):
             return
@@ -229,6 +230,15 @@ class ParameterGather:
             return  # this rank gathers it later, in the same order as the others, and computes meanwhile
         if act is Act.FORWARD or self._is_used_in_backward(self.units[following]):
             self._start_gather(following, act)
+
+    def _has_ended(self, index: int) -> bool:
+        """Whether a unit with frozen parameters, which is not of a chain, has made its backward pass."""
+        unit = self.units[index]
+        if not self._in_backward or not unit.has_frozen or unit.kept_for_backward or not unit.ready:
+            return False
+        if self._incomplete[index]:
+            return False
+        return not any(bucket.is_referred_to for bucket in unit.buckets)
 
     def _is_used_in_backward(self, unit: Unit) -> bool:
         return unit.used_in_backward and (unit.output_learns or bool(unit.trained))
