@@ -56,7 +56,7 @@ def make_engine(model: ForeignModel, zero: int) -> TrainingEngine:
 def test_the_table_has_every_tensor_once_and_further_names_as_aliases() -> None:
     assert make_model().table == (
         TensorSpec("scale", (4,), layer="first", trainable=False, dtype="F32"),
-        TensorSpec("seen", (), layer="first", trainable=False, dtype="I64"),
+        TensorSpec("seen", (), layer="first", trainable=False, dtype="I64", buffer=True),
         TensorSpec("embed.weight", (5, 4), layer="first"),
         TensorSpec("blocks.0.weight", (4, 4), layer=0),
         TensorSpec("blocks.0.bias", (4,), layer="first"),  # of two blocks, so of neither
@@ -76,7 +76,7 @@ def test_units_are_the_rest_of_the_module_and_its_blocks() -> None:
     ]
     names = [[local.name for bucket in unit.buckets for local in bucket.plan.params] for unit in units]
     assert [sorted(each) for each in names] == [
-        ["blocks.0.bias", "embed.weight"],
+        ["blocks.0.bias", "embed.weight", "scale"],
         ["blocks.0.weight"],
         ["blocks.1.weight"],
     ]
