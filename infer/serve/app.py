@@ -88,6 +88,7 @@ class Server:
         self._frontend = Frontend(callers, RequestLog(options.log_prompts, observer, names), self._runner, statistics)
         self._dead = asyncio.Event()
         self._notice: asyncio.Task[None] | None = None
+        self._is_stopping = False
         self.is_late = False
 
     async def start(self) -> str:
@@ -114,7 +115,8 @@ class Server:
     def _set_death(self, error: WorkerDied | None) -> None:
         """Reports the state of the workers: dead for good, starting again (`retry_after`), stalled, or well (None)."""
         self._runner.lifecycle.set_death(error)
-        if self._runner.lifecycle.death is not None:
+        is_dead = self._runner.lifecycle.death is not None
+        if is_dead and self._notice is None and not self._is_stopping:
             self._notice = asyncio.create_task(self._notice_death())  # the loop's own reference to a task is a weak one
 
     async def _notice_death(self) -> None:
@@ -153,6 +155,7 @@ class Server:
 
     async def stop(self) -> None:
         """Ends the live requests, then all other calls, and closes the ports."""
+        self._is_stopping = True
         self._refuse_new()
         self._runner.end_live_requests()
         await asyncio.gather(*(port.stop() for port in self._ports))

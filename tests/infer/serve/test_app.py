@@ -1,5 +1,6 @@
 """The way down of a server, and its port."""
 
+import asyncio
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,24 @@ def test_a_request_that_outlives_the_drain_timeout_ends_unavailable(engine: Fake
     assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
     assert len(engine.aborted) == 1
     assert engine.num_live == 0
+
+
+@pytest.mark.parametrize("moment", ["before it stops", "after it has stopped"])
+def test_deaths_that_a_server_hears_of_leave_no_task_behind(engine: FakeEngine, moment: str) -> None:
+    server = ServerThread(engine)
+
+    async def tasks() -> list[str]:
+        await asyncio.sleep(0)
+        return [task.get_coro().__qualname__ for task in asyncio.all_tasks() if "Server" in repr(task.get_coro())]
+
+    if moment == "before it stops":
+        engine.die()
+        engine.die()
+        assert server.run(tasks()) == ["Server._notice_death"], "one task for all deaths"
+    server.run(server.server.stop())
+    engine.die()
+    assert server.run(tasks()) == []
+    server.close()
 
 
 def test_prometheus_reads_what_callers_did(engine: FakeEngine, tmp_path: Path) -> None:

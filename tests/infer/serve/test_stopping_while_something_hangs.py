@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import grpc
@@ -102,8 +102,12 @@ def test_signals_end_a_server_in_its_time(
     with hangs(tmp_path, *options) as (hanging, result):
         process = hanging.serving.process
         process.send_signal(signal.SIGTERM)
+        codes = {0 if num_signals == 1 else 130}
         if num_signals == 2:
-            hanging.serving.wait_draining()
+            # A reload does not hold up a drain, which may be over when the second signal comes: an ordinary end.
+            codes |= {0} if hangs is reloading else set()
+            with suppress(grpc.RpcError) if hangs is reloading else nullcontext():
+                hanging.serving.wait_draining()
             process.send_signal(signal.SIGTERM)
         begun = time.monotonic()
         code, _, log = hanging.serving.wait()
@@ -111,5 +115,6 @@ def test_signals_end_a_server_in_its_time(
         with pytest.raises((TkError, grpc.RpcError)):
             result()
         left = [process for process in hanging.stopped if Path(f"/proc/{process}").exists()]
-        assert (code, left) == (0 if num_signals == 1 else 130, []), log
+        assert code in codes, log
+        assert left == [], log
         assert seconds < (DRAIN_SECONDS + 2 if num_signals == 1 else 1) + SLACK
