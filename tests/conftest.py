@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import signal
+from collections import Counter
 from collections.abc import Generator, Iterator
 from typing import Final
 
@@ -47,8 +48,20 @@ def pytest_make_collect_report(
     return report
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sorts files by name, slow ones first, so that at the end no worker waits for another one's slow test."""
+    """Leaves `every` n-th row to `make test`, and the others to the matrix.
+
+    Sorts files by name, slow ones first, so that at the end no worker waits for another one's slow test.
+    """
+    rows = Counter[str]()
+    for item in items:
+        every = item.get_closest_marker("every")
+        if every and not item.get_closest_marker("matrix"):
+            name = item.nodeid.partition("[")[0]
+            if rows[name] % every.args[0]:
+                item.add_marker(pytest.mark.matrix)
+            rows[name] += 1
     items.sort(key=lambda item: (item.get_closest_marker("slow") is None, item.path.parts))
 
 

@@ -97,6 +97,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory, tensors: tuple[TensorSpec, .
     return cache(lambda layout: Checkpoint.open(save_step(folder / label(layout), tensors, layout)))
 
 
+@pytest.mark.every(2)
 @sources(LAYOUTS)
 def test_every_rank_of_every_layout_reads_its_own_from_every_other(
     source: Layout,
@@ -119,6 +120,7 @@ def test_every_rank_of_every_layout_reads_its_own_from_every_other(
     assert len(seen) > len(truth)
 
 
+@pytest.mark.every(2)
 @sources([LAYOUTS[index] for index in (5, 8, 12, 13, 19, 21, 25, 28, 30)])
 @pytest.mark.parametrize("target", [Layout(), Layout(tp=2), Layout(tp=8, pp=2)], ids=label)
 def test_reshard(

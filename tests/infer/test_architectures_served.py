@@ -33,6 +33,7 @@ def _expected(model: PreTrainedModel) -> list[list[int]]:
     return found
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in CHOSEN else pytest.mark.matrix) for name in ENTRIES]
 )

@@ -62,6 +62,7 @@ def test_logits_are_bit_equal(
         torch.set_num_threads(before)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("kernels", "dtype", "kv_dtype", "num_twins"),
     [

@@ -60,9 +60,10 @@ def reader_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reade
     return cache(lambda name: read(name, tmp_path_factory.mktemp("model")))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_choice_of_keys_by_themselves(name: str, reader_of: Callable[[str], Reader]) -> None:
-    """Tries every key with one model or another."""
+    """Tries every key with one model or another; `make test` has every third model."""
     reader, first = reader_of(name), NAMES.index(name)
     changes = list(single_changes(reader.architecture.name, reader.saved))
     keys = list(dict.fromkeys(key for change in changes for key in change))
@@ -79,6 +80,7 @@ def test_every_key_by_itself(name: str, reader_of: Callable[[str], Reader]) -> N
     assert faults(reader, changes) == {}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("kind", "name"), EVERY)
 def test_a_choice_of_keys_together(kind: str, name: str, reader_of: Callable[[str], Reader]) -> None:
     assert faults(reader_of(name), COMBINATIONS[kind][0][EVERY.index((kind, name)) :: 67]) == {}

@@ -159,6 +159,7 @@ def check_bits(rank_pool: RankPool, folder: Path, layouts: Iterable[ParityLayout
             assert 0 < kept[1] < STEPS + (layout.foreign and precision != "fp16"), f"{layout} in {precision}"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("layout", "precision"), CHOSEN, ids=str)
 def test_a_layout_has_the_bits_of_the_one_without_offload(
     rank_pool: RankPool, tmp_path: Path, layout: ParityLayout, precision: str

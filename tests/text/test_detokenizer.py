@@ -76,6 +76,7 @@ def test_pieces_are_what_the_new_tokens_add_to_the_text_of_the_prompt(
                 assert found == expected or is_broken(theirs, prompt, new, keep), (prompt, new, keep)
 
 
+@pytest.mark.every(3)
 def test_a_token_begins_in_the_character_of_its_first_byte(
     pair: tuple[Tokenizer, tokenizers.Tokenizer],
 ) -> None:

@@ -85,6 +85,7 @@ def evaluations(run: Path) -> list[float]:
     return [line["eval_loss"] for line in lines if "eval_loss" in line]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("case", "where"),
     [

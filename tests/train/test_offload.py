@@ -43,6 +43,7 @@ def same_bits(one: Checkpoint, other: Checkpoint) -> None:
             assert np.array_equal(mine.view(np.uint8), theirs.view(np.uint8)), (name, slot)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("parallel", "zero", "precision", "offload"),
     [*CASES, *(pytest.param(*case, marks=pytest.mark.matrix) for case in MATRIX)],

@@ -85,6 +85,7 @@ def fails(config: dict[str, Any], disk: Disk) -> str:
     return ""
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("places", [1, pytest.param(1000, marks=[pytest.mark.matrix, pytest.mark.timeout(3600)])])
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_disk_that_fails_ends_the_run_in_time_and_it_goes_on_with_the_same_bits(

@@ -104,6 +104,7 @@ def outcome(job: Callable[[Path], None], folder: Path, system: FailingSystem) ->
     return None
 
 
+@pytest.mark.every(2)
 @EVERY
 @pytest.mark.parametrize(("job", "stays"), JOBS, ids=lambda value: getattr(value, "__name__", ""))
 def test_no_errno_at_any_call_counts_as_damage(

@@ -67,6 +67,7 @@ def some(names: Iterable[str]) -> list[Any]:
     return [pytest.param(name, marks=pytest.mark.matrix if index % 3 else ()) for index, name in enumerate(names)]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", some([*MODELS, *OURS]))
 def test_an_export_is_the_model(tmp_path: Path, name: str) -> None:
     model, kind = build(name)

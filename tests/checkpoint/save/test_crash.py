@@ -146,6 +146,7 @@ def cut_everywhere(scratch: Path, scenario: Scenario, survives: Survives, disk: 
     assert _tree(scratch / "end") == _tree(disk.base), "the model of the disk has lost touch"
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("operation", "of", "survives"),
     [

@@ -104,6 +104,7 @@ def give_away(path: Path) -> None:
     os.chown(path, STRANGER, STRANGER)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("suffix", [".so", ".json"])
 @pytest.mark.parametrize(
     "fault",

@@ -134,6 +134,7 @@ def test_queue_and_quota_are_full_and_empty_again(clients: Clients) -> None:
         assert len([response for response in call if response.WhichOneof("event") == "finished"]) == 1
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("how", ["cancel", "disconnect", "deadline", "abort"])
 @pytest.mark.parametrize("place", ["running", "waiting"])
 def test_a_request_that_ends_early_gives_its_blocks_back(clients: Clients, how: str, place: str) -> None:

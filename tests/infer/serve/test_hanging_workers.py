@@ -152,6 +152,7 @@ def covered(*chosen: Case) -> list[object]:
     return [pytest.param(case, id=str(case), marks=() if case in chosen else (pytest.mark.matrix,)) for case in whole]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", covered(Case(2, 1, "masks"), Case(1, 0, "idle")))
 def test_health_fails_while_a_worker_hangs_and_callers_can_leave(model: Path, case: Case) -> None:
     with observed(model, case) as (seen, client):
@@ -178,6 +179,7 @@ def test_health_fails_while_a_worker_hangs_and_callers_can_leave(model: Path, ca
     assert log.index(stalled) < log.index(back)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", covered(Case(1, 0, "decode"), Case(2, 1, "prompt")))
 def test_a_drain_ends_in_its_time_while_a_worker_hangs(
     model: Path, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -31,6 +31,7 @@ def wait_until(goal: str, condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("number", "code", "words"),
     [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 1, ""), (signal.SIGKILL, -signal.SIGKILL, "")],

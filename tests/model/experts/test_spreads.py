@@ -231,6 +231,7 @@ def compare(name: str, mesh: Mesh, routing: str, recompute: Recompute, sequence_
             close(mine, other, f"{label}: expert {number} of the rank")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("recompute", ["none", "selective"])
 @pytest.mark.parametrize(
     "axes",
@@ -241,6 +242,7 @@ def test_two_ranks_compute_the_block_of_transformers(rank_pool: RankPool, axes: 
     rank_pool.run(check, 2, axes=axes, names=list(CONFIGS), recompute=recompute)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("recompute", ["none", "selective"])
 @pytest.mark.parametrize(
     "axes",

@@ -27,6 +27,7 @@ _ALL = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("model", "batch", "world", "cp", "mode", "zero"),
     [*_FEW, *(pytest.param(*row, marks=pytest.mark.matrix) for row in _ALL)],

@@ -246,6 +246,7 @@ def figures() -> Iterator[dict[tuple[str, str, int], dict[str, dict[str, float]]
         Path(MATRIX).write_text("\n".join(_page(found)) + "\n")
 
 
+@pytest.mark.every(3)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "precision", "accumulate", "stages"), _cases())
 def test_trained_as_torch_does(

@@ -97,6 +97,7 @@ SIMILAR = (
 )  # to others, which `make test` has
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.matrix if name in SIMILAR else ()) for name in LAYOUTS]
 )

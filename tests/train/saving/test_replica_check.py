@@ -37,6 +37,7 @@ def train_with_fault(config: dict[str, Any], slot: str, name: str, faulty_rank: 
     return "it trained to the end"
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("layout", "slot", "name", "rank", "camps"),
     [

@@ -95,6 +95,7 @@ def test_weights_of_a_dtype_that_is_not_served_need_one(model_folder: Callable[[
     assert ModelSource.open(EngineOptions(folder, kv_blocks=8, dtype="fp32")).info.dtype == "fp32"
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("damaged", "served_as", "refused"),
     [

@@ -117,6 +117,7 @@ def test_they_are_those_of_numpy(tmp_path: Path, name: str) -> None:
         assert np.array_equal(one, other)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["llama3", "qwen2", "qwen3", "gpt2"])
 def test_they_are_the_same_at_every_tp(tmp_path: Path, name: str, dtype: str) -> None:

@@ -54,6 +54,7 @@ def expected(folder: Path, dtype: str, tp: int, rank: int) -> dict[str, bytes]:
     return {name: bytes(p.data.view(torch.uint8).numpy().tobytes()) for name, p in decoder.named_parameters()}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", list(ENTRIES))
 def test_parameters_are_those_of_a_filled_decoder(tmp_path: Path, name: str, dtype: str) -> None:

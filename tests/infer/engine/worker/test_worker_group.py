@@ -191,6 +191,7 @@ def test_a_close_does_not_wait_for_workers_that_start_again(model_folder: Callab
     await_gone(engine.worker_process_ids)
 
 
+@pytest.mark.every(2)
 @pytest.mark.skipif(not instruction_sets(), reason="no compiler")
 @pytest.mark.parametrize(
     ("kernels", "tp"),

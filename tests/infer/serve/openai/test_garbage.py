@@ -114,6 +114,7 @@ CALLS: dict[str, Callable[[HttpServerThread], None]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_leaves_nothing(name: str, server: HttpServerThread, garbage: Garbage) -> None:
     for _ in range(TIMES):

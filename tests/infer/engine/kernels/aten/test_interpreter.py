@@ -113,6 +113,7 @@ def compare(folder: str, dtype: str) -> tuple[float, int, str]:
     return float(off.mean()), case.num_different(), hashlib.sha256(found.numpy().tobytes()).hexdigest()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.matrix if name in SIMILAR else ()) for name in ENTRIES]

@@ -81,6 +81,7 @@ def check_codes(format_: VectorFormat, exact: Array, parts: Parts) -> None:
         assert (np.abs(elements - rotated / scales) <= 0.5 + CLOSE).all()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("heads", "head_dim", "kv_dtype", "instruction_set"),
     [

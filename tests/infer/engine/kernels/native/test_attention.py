@@ -74,6 +74,7 @@ def check_cuts(folder: Path, dtype: str, kv_dtype: str, instruction_set: str) ->
         made.close()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("instruction_set", SETS)
 @pytest.mark.parametrize(("dtype", "kv_dtype", "window"), CASES)
 def test_bits_do_not_depend_on_threads_and_cuts(
@@ -83,6 +84,7 @@ def test_bits_do_not_depend_on_threads_and_cuts(
     check_cuts(tmp_path, dtype, kv_dtype, instruction_set)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype"),
     [
@@ -146,6 +148,7 @@ def test_a_long_sequence_has_the_same_bits_beside_short_ones(
         made.close()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("heads", "head_dim", "window", "instruction_set"),
     [

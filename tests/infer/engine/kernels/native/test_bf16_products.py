@@ -45,6 +45,7 @@ def bf16(values: Array) -> Array:
     return widen(cast(values, FP32, BF16), BF16)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("inputs", "outputs", "slices"), [(64, 96, 1), (37, 21, 1), (96, 50, 8), (60, 33, 4), (2, 130, 2), (1216, 18, 1)]
 )

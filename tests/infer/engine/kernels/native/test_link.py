@@ -16,6 +16,7 @@ TOKENS = np.random.default_rng(3).integers(0, VOCAB, 60).tolist()
 CUTS = (1, 2, 20)
 
 
+@pytest.mark.every(2)
 @needs_compiler
 @pytest.mark.parametrize(
     ("name", "tp"),

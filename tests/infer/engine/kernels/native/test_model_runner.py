@@ -39,6 +39,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path, name: str, instruction
     made.close()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("instruction_set", instruction_sets())
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype", "threads", "weight_dtype"),
@@ -68,6 +69,7 @@ def test_bits_do_not_depend_on_cuts_and_threads(
     together.close()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("instruction_set", instruction_sets())
 @pytest.mark.parametrize(
     ("name", "options"),

@@ -42,6 +42,7 @@ COMBINATIONS = [
 ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "instruction_set",
     [pytest.param(name, marks=() if name == BEST else pytest.mark.matrix) for name in instruction_sets()],
@@ -95,6 +96,7 @@ def test_bits_are_the_same_in_company_with_quantized_weights(tmp_path: Path, wei
     check_histories(tmp_path, "llama3", "bf16", "int8", 2, BEST, weight_dtype)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "dtype", "kv_dtype", "threads"),
     [

@@ -61,6 +61,7 @@ def all_logits(made: NativeRunner, num_tokens: int, cuts: tuple[int, ...]) -> Ar
     return found
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("heads", "head_dim", "window", "kv_dtype"), cases(first=1))
 def test_bits_do_not_depend_on_cuts_and_threads(
     tmp_path: Path, name: str, heads: int, head_dim: int, window: int | None, kv_dtype: str
