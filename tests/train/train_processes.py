@@ -12,7 +12,8 @@ DEADLINE = 120.0  # seconds
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:
     path = run / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]  # the last one may be under way
 
 
 def losses_of(run: Path) -> list[tuple[int, float, float]]:
