@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-from .buckets import buckets, frozen_buckets, shards
+from .buckets import all_buckets, shards
 from .geometry import Box
 from .layout import Layout
 from .local_params import Piece, local_params
@@ -45,7 +45,7 @@ def owned(table: Table, layout: Layout, rank: int) -> tuple[Owned, ...]:
     a gather.
     """
     params = local_params(table, layout, rank)
-    parts = (*buckets(params, layout), *frozen_buckets(params, layout))
+    parts = all_buckets(params, layout)
     own = shards(parts, layout, rank)
     holdings = [
         _Holding(

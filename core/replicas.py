@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from .buckets import buckets, frozen_buckets, shards
+from .buckets import all_buckets, shards
 from .layout import Layout
 from .local_params import Piece, local_params
 from .ownership import Owned
@@ -119,7 +119,7 @@ def _held(table: Table, layout: Layout, rank: int, family: str) -> list[Owned]:
     params = local_params(table, layout, rank)
     pieces = [piece for param in params if param.shared_by == family for piece in param.pieces]
     found = [weight_key(piece) for piece in pieces if layout.zero < 3 or not piece.tensor.sharded]
-    parts = (*buckets(params, layout), *frozen_buckets(params, layout))
+    parts = all_buckets(params, layout)
     runs = [run for run in shards(parts, layout, rank) if parts[run.bucket].family.name == family]
     return found + [run_key(slot, run.piece, run.flat) for run in runs for slot in sharded_slots(run.piece, layout)]
 

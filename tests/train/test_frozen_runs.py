@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from tk.checkpoint.read.reader import Checkpoint
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
+from tk.tests.train.frozen_steps import OPTIMIZER, small_llama, steps_of_engine, steps_of_torch
 from tk.tests.train.run_training import run_training
 from tk.train import initialize, on_meta
 
@@ -133,28 +132,20 @@ TRAINED = {  # by the name of a case, the parts of names of what is trained
     "the last block": ("layers.2.", "lm_head"),
     "a block in the middle": ("layers.1.",),
 }
-OPTIMIZER = {"lr": 1e-2, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.0}
-STEPS, ROWS = 3, 4
 
 
 def adapted_llama(case: str) -> LlamaForCausalLM:
     """Returns a model of `transformers` in which only the parameters of a case are trained."""
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=50, tie_word_embeddings=False, **sizes))
+    model = small_llama()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(any(part in name for part in TRAINED[case]))
     return model
 
 
-def batch(step: int) -> torch.Tensor:
-    return torch.randint(0, 50, (ROWS, 9), generator=torch.Generator().manual_seed(step))
-
-
 def train_adapted(
     case: str, zero: Any, checkpointing: str, save: str, load: str = "", weights: str | None = None
 ) -> dict[str, Any]:
-    """Returns the losses of STEPS steps and the bytes of frozen parameters on this rank before and after them.
+    """Returns what `steps_of_engine` does.
 
     Args:
         weights: a folder of the first values, or "" to make them parameter by parameter; None = build the model whole.
@@ -167,27 +158,9 @@ def train_adapted(
     engine = initialize(model, OPTIMIZER, zero=zero, bucket_size=1500, weights=weights or None)
     if load:
         engine.load(load)
-    held = [resident_bytes(model)]
-    world, rank = dist.get_world_size(), dist.get_rank()
-    mine = slice(rank * ROWS // world, (rank + 1) * ROWS // world)
-    losses = []
-    for step in range(engine.step_count, STEPS):
-        loss = engine({"input_ids": batch(step)[mine], "labels": batch(step)[mine]})
-        engine.backward(loss)
-        engine.step()
-        total = loss.detach() / world
-        dist.all_reduce(total)
-        losses.append(float(total))
-        held.append(resident_bytes(model))
+    found = steps_of_engine(engine)
     engine.save(save, wait=True)
-    return {"losses": losses, "held": held}
-
-
-def resident_bytes(model: nn.Module) -> int:
-    """Returns the bytes behind a model's frozen parameters."""
-    with torch._C.DisableTorchFunctionSubclass():  # else it is an error to ask for the memory of an absent one
-        frozen = [parameter.untyped_storage() for parameter in model.parameters() if not parameter.requires_grad]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in frozen}.values())
+    return found
 
 
 @pytest.mark.parametrize(
@@ -208,14 +181,7 @@ def test_a_module_with_frozen_parameters_trains_as_torch_trains_it(
     rank_pool: RankPool, tmp_path: Path, case: str, zero: int, checkpointing: str
 ) -> None:
     plain = adapted_llama(case)
-    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.0)
-    losses = []
-    for step in range(STEPS):
-        loss = plain(input_ids=batch(step), labels=batch(step)).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
+    losses = steps_of_torch(plain)
     options = {"case": case, "zero": zero, "checkpointing": checkpointing}
     results = rank_pool.run(train_adapted, 2, **options, save=str(tmp_path / "run"))
     for result in results:

@@ -80,7 +80,7 @@ def _units(decoder: Decoder, buckets: Sequence[ParameterBucket]) -> list[Unit]:
     tied = _is_tied(decoder)
     result = []
     for key, modules in _modules(decoder).items():
-        mine = [bucket for bucket in buckets if bucket.plan.params[0].unit == key]
+        mine = [bucket for bucket in buckets if bucket.plan.unit == key]
         if mine:
             result.append(Unit(mine, modules, used_in_backward=tied if key == "first" else True))
     return result

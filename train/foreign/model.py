@@ -51,7 +51,7 @@ class ForeignModel:
         return [unit for unit in (rest, *blocks) if unit.buckets]
 
     def _buckets(self, buffers: FlatBuffers, key: int | str) -> list[ParameterBucket]:
-        return [bucket for bucket in buffers.all_buckets if bucket.plan.params[0].unit == key]
+        return [bucket for bucket in buffers.all_buckets if bucket.plan.unit == key]
 
     def log_sizes(self, units: Sequence[Unit]) -> None:
         """Logs the sizes of the units that stage 3 gathers."""

@@ -29,6 +29,7 @@ class ParameterBucket:
         parameters: the module's parameters, in the plan's order.
         presence: at stage 3, gives the parameters their values and takes them away.
         num_references: the tensors that refer to the memory of gathered parameters when they get their values.
+        num_writes: the writes into the parameters that autograd has seen until then.
     """
 
     plan: Bucket
@@ -39,6 +40,7 @@ class ParameterBucket:
     parameters: tuple[nn.Parameter, ...]
     presence: Presence = field(init=False)
     num_references: int = field(init=False, default=0)
+    num_writes: int = field(init=False, default=0)
 
     def views(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
         """Yields for each parameter its part of `flat` [size], in the parameter's shape."""
@@ -58,7 +60,7 @@ class ParameterBucket:
     def attach_params(self) -> None:
         """Makes the module's parameters views of `params`, once its values are gathered."""
         self.presence.restore()
-        self.num_references = self._count_references()
+        self.num_references, self.num_writes = self._count_references(), self._count_writes()
 
     @property
     def is_referred_to(self) -> bool:
@@ -71,6 +73,14 @@ class ParameterBucket:
     def _count_references(self) -> int:
         count: int = torch._C._storage_Use_Count(self.params.untyped_storage()._cdata)
         return count
+
+    def _count_writes(self) -> int:
+        return sum(parameter._version for parameter in self.parameters)
+
+    @property
+    def may_be_written(self) -> bool:
+        """Whether a pass may have changed gathered parameters; frozen ones change by writes that autograd sees."""
+        return self._count_writes() != self.num_writes
 
     def take_written(self) -> None:
         """Copies what a user wrote into gathered parameters to `own`, at stage 3."""
@@ -103,6 +113,11 @@ class FlatBucket(ParameterBucket):
     sum: GradientSum
     grads: torch.Tensor | None
     in_place: bool
+
+    @property
+    def may_be_written(self) -> bool:
+        """True: trained parameters are also written by means that autograd does not see, as `parameter.data`."""
+        return True
 
     def take_written(self) -> None:
         """Copies what a user wrote into gathered parameters to `own`, at stage 3; masters keep their digits."""

@@ -234,11 +234,9 @@ class ParameterGather:
     def _has_ended(self, index: int) -> bool:
         """Whether a unit with frozen parameters, which is not of a chain, has made its backward pass."""
         unit = self.units[index]
-        if not self._in_backward or not unit.has_frozen or unit.kept_for_backward or not unit.ready:
+        if not self._in_backward or not unit.ready or unit.kept_for_backward or self._incomplete[index]:
             return False
-        if self._incomplete[index]:
-            return False
-        return not any(bucket.is_referred_to for bucket in unit.buckets)
+        return unit.has_frozen and not any(bucket.is_referred_to for bucket in unit.buckets)
 
     def _is_used_in_backward(self, unit: Unit) -> bool:
         return unit.used_in_backward and (unit.output_learns or bool(unit.trained))
@@ -282,11 +280,12 @@ class ParameterGather:
         if not unit.ready:  # a prefetched unit that was not used: the collective still writes to its memory
             for gathering in unit.pending:
                 gathering.wait()
-        written = unit.ready and (written or not self.chain)  # the modules of a chain are ours, which write nothing
+        by_pass = not self.chain  # the modules of a chain are ours, which write nothing
+        for bucket in unit.buckets if unit.ready else ():
+            if written or (by_pass and bucket.may_be_written):
+                bucket.take_written()
         unit.pending, unit.ready = None, False
         for bucket in unit.buckets:
-            if written:
-                bucket.take_written()
             bucket.free()
 
 

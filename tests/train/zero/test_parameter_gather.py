@@ -9,6 +9,7 @@ from torch import nn
 
 from tk.core.errors import TkError
 from tk.tests.train.zero.small_buffers import TABLE, make_buffers, make_module, rows
+from tk.train.zero.flat_bucket import ParameterBucket
 from tk.train.zero.flat_buffers import FlatBuffers
 from tk.train.zero.parameter_gather import ParameterGather, Unit
 from tk.train.zero.trained_parameter import autograd_grad
@@ -135,6 +136,31 @@ def test_a_frozen_unit_is_gathered_where_it_computes_and_others_have_the_plain_g
         for local, parameter in zip(bucket.plan.params, bucket.parameters, strict=True):
             torch.testing.assert_close(autograd_grad(parameter), plain.get_parameter(local.name).grad)
     assert held == ([[1], [1]] if frozen == 0 else [[0], [0]]), "nothing learns before unit 0; unit 1 is freed in time"
+
+
+def test_a_frozen_part_is_copied_back_only_if_a_pass_has_written_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(chain=False, frozen=0)
+    [bucket] = stage.buffers.frozen_buckets
+    taken: list[ParameterBucket] = []
+    real = ParameterBucket.take_written
+
+    def take_written(each: ParameterBucket) -> None:
+        taken.append(each)
+        real(each)
+
+    monkeypatch.setattr(ParameterBucket, "take_written", take_written)
+    stage.forward()
+    assert bucket not in taken
+
+    def write(module: nn.Module, inputs: object) -> None:
+        with torch.no_grad():
+            module.get_parameter("bias").fill_(0.25)
+
+    stage.module[0].register_forward_pre_hook(write)
+    stage.forward()
+    assert bucket in taken
+    with stage.gather.hold_all():
+        assert torch.equal(stage.module.get_parameter("0.bias"), torch.full((9,), 0.25))
 
 
 def test_a_module_that_is_recomputed_in_backward_frees_no_unit() -> None:
