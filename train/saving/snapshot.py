@@ -171,8 +171,13 @@ class Snapshot:
 
 def _cannot_resume(checkpoint: Checkpoint, name: str, slot: str) -> str:
     kept = ", ".join(other for other in checkpoint.tensors[name].slots if other != "weight")
-    reason = f"another optimizer saved it, with {kept}," if kept else "it holds weights only"
+    if kept:
+        reason = f"another optimizer saved it, with {kept}"
+    elif any(len(other.slots) > 1 for other in checkpoint.tensors.values()):
+        reason = "its run had frozen that tensor"
+    else:
+        reason = "it holds weights only"
     return (
-        f"{checkpoint.path} has no {slot} of {name}: {reason} and cannot be resumed. To train from its weights, name "
-        "it in [model] init."
+        f"{checkpoint.path} has no {slot} of {name}, so it cannot be resumed: {reason}. To train from its weights, "
+        "name it in [model] init."
     )

@@ -222,7 +222,7 @@ def test_a_checkpoint_of_weights_gives_weights_and_cannot_be_resumed(tmp_path: P
     checkpoint, module = save(tmp_path, {"weight": "F32"}), make_module()
     snapshot = make_snapshot(1, module=module)
     with pytest.raises(
-        CheckpointError, match=r"has no exp_avg of \d\.\w+: it holds weights only and cannot be resumed"
+        CheckpointError, match=r"has no exp_avg of \d\.\w+, so it cannot be resumed: it holds weights only"
     ):
         snapshot.load(checkpoint)
     states = [values.clone() for _, values in snapshot.optimizer.runs("exp_avg")]
@@ -240,8 +240,16 @@ def test_a_tensor_with_the_slots_of_another_optimizer_is_named_with_them(tmp_pat
     table = (*with_slots(TABLE[:-1], MIXED), *with_slots(TABLE[-1:], slots))
     checkpoint = Checkpoint.open(save_table(tmp_path / "run", table, Layout()))
     with pytest.raises(
-        CheckpointError, match=r"has no exp_avg of 1\.bias: another optimizer saved it, with momentum, master, and"
+        CheckpointError, match=r"no exp_avg of 1\.bias, so .*: another optimizer saved it, with momentum, master\."
     ):
+        make_snapshot(0).load(checkpoint)
+
+
+def test_a_tensor_that_was_frozen_when_it_was_saved_is_named(tmp_path: Path) -> None:
+    frozen = replace(TABLE[0], trainable=False)
+    table = with_slots((frozen, *TABLE[1:]), {"weight": "F32", "exp_avg": "F32", "exp_avg_sq": "F32"})
+    checkpoint = Checkpoint.open(save_table(tmp_path / "run", table, Layout()))
+    with pytest.raises(CheckpointError, match=r"has no exp_avg of 0\.weight, so .*: its run had frozen that tensor\."):
         make_snapshot(0).load(checkpoint)
 
 
