@@ -42,9 +42,10 @@ class TensorSpec:
         layer: the index of its decoder layer, or the pipeline stage, "first" or "last", of a tensor outside of them.
         param: the name of the module parameter that fuses this and other tensors as stacked rows; "" = `name`.
         alias: the name of the tensor whose values it shares (tied embeddings); an alias is never stored.
-        init: how training fills the tensor before step 0.
+        init: how training fills the tensor before step 0: "normal" noise, "ones", "zeros", or "uniform" noise within
+            1 / sqrt(the number of columns) of 0.
         partial_grad: whether every tensor-parallel rank holds the whole tensor but computes only a part of its gradient
-            (norms of heads, routers); the gradient is then summed over tp.
+            (norms of heads, routers, one factor of an adapter); the gradient is then summed over tp.
         trainable: whether an optimizer updates the tensor; a frozen one has no slot but "weight".
         dtype: the safetensors code of its weight; "" = the model's (only a module's integer buffers have their own),
             until `with_slots` says which.
@@ -60,7 +61,7 @@ class TensorSpec:
     layer: int | Literal["first", "last"] = "first"
     param: str = ""
     alias: str = ""
-    init: Literal["normal", "ones", "zeros"] = "normal"
+    init: Literal["normal", "ones", "zeros", "uniform"] = "normal"
     partial_grad: bool = False
     trainable: bool = True
     dtype: str = ""

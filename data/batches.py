@@ -34,11 +34,13 @@ class MicroBatch:
         targets: int64 [micro_batch_size, seq_len], the token after each input, or `IGNORED` if it does not count.
         documents: the lengths of the documents, row after row, micro_batch_size x seq_len in sum; () if every row is
             one text.
+        first_row: the number of the first row in the run; the others follow it.
     """
 
     inputs: NDArray[np.int64]
     targets: NDArray[np.int64]
     documents: tuple[int, ...] = ()
+    first_row: int = 0
 
     @property
     def num_valid(self) -> int:
@@ -87,4 +89,5 @@ def _micro_batch(dataset: RowSource, indexes: range, end: int) -> MicroBatch:
     documents = [row.documents or (dataset.seq_len,) for row in rows]
     documents += [(dataset.seq_len,)] * (len(indexes) - len(rows))
     separated = any(row.documents for row in rows)
-    return MicroBatch(inputs, targets, tuple(chain.from_iterable(documents)) if separated else ())
+    lengths = tuple(chain.from_iterable(documents)) if separated else ()
+    return MicroBatch(inputs, targets, lengths, indexes.start)

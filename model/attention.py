@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from ..parallel.token_noise import TokenNoise
 from .placement import Placement
 from .recompute import recomputed
 from .rope import Rotation, rotate
@@ -56,12 +57,17 @@ class Attention(nn.Module):
         self.k_norm = place.head_norm(f"{prefix}.k_norm")
         self.o_proj = place.row(f"{prefix}.o_proj")
 
-    def forward(self, x_ND: torch.Tensor, rotary: Rotation | None, attend: Attend) -> torch.Tensor:
-        """Maps hidden states [..., D] to [..., D]."""
-        qkv_NF = self.qkv_proj(x_ND)
-        if self.recompute_core:
-            return self.o_proj(recomputed(self._core, qkv_NF, rotary, attend))  # type: ignore[no-any-return]
-        return self.o_proj(self._core(qkv_NF, rotary, attend))  # type: ignore[no-any-return]
+    def forward(
+        self, x_ND: torch.Tensor, rotary: Rotation | None, attend: Attend, noise: TokenNoise | None = None
+    ) -> torch.Tensor:
+        """Maps hidden states [..., D] to [..., D]; `noise` is for dropout of adapters."""
+        qkv_NF = self.qkv_proj(x_ND, noise)
+        core = (
+            recomputed(self._core, qkv_NF, rotary, attend)
+            if self.recompute_core
+            else self._core(qkv_NF, rotary, attend)
+        )
+        return self.o_proj(core, noise=noise)  # type: ignore[no-any-return]
 
     def _core(self, qkv_NF: torch.Tensor, rotary: Rotation | None, attend: Attend) -> torch.Tensor:
         """Maps the output of the first projection to the input of the last one."""

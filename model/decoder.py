@@ -17,6 +17,7 @@ from ..core.layout import Stage
 from ..core.local_params import LocalParam
 from ..parallel.head_loss import HeadLoss
 from ..parallel.layers import LayerContext
+from ..parallel.token_noise import TokenNoise
 from ..parallel.wide_sums import embedding
 from .attention import Attend, Attention
 from .balance import RouterBalance
@@ -27,7 +28,7 @@ from .placement import Placement
 from .recompute import Recompute, recomputed
 from .registry import decoder_spec
 from .rope import Rotation, rotation
-from .spec import POSITIONS, ExpertsSpec
+from .spec import POSITIONS, DecoderSpec, ExpertsSpec
 
 
 class DecoderLayer(nn.Module):
@@ -42,20 +43,30 @@ class DecoderLayer(nn.Module):
         self.mlp = _feed_forward(layer, place)
 
     def forward(
-        self, x_ND: torch.Tensor, rotary: Rotation | None, attend: Attend, balance: RouterBalance | None = None
+        self,
+        x_ND: torch.Tensor,
+        rotary: Rotation | None,
+        attend: Attend,
+        balance: RouterBalance | None = None,
+        noise: TokenNoise | None = None,
     ) -> torch.Tensor:
         """Maps hidden states [..., D] to [..., D]."""
         if self.recompute_all:
-            return recomputed(self.compute, x_ND, rotary, attend, balance)
-        return self.compute(x_ND, rotary, attend, balance)
+            return recomputed(self.compute, x_ND, rotary, attend, balance, noise)
+        return self.compute(x_ND, rotary, attend, balance, noise)
 
     def compute(
-        self, x_ND: torch.Tensor, rotary: Rotation | None, attend: Attend, balance: RouterBalance | None
+        self,
+        x_ND: torch.Tensor,
+        rotary: Rotation | None,
+        attend: Attend,
+        balance: RouterBalance | None,
+        noise: TokenNoise | None,
     ) -> torch.Tensor:
         """Computes `forward` without recomputation of the whole layer."""
-        x_ND = x_ND + self.self_attn(self.input_layernorm(x_ND), rotary, attend)
-        routed = (balance,) if isinstance(self.mlp, MixtureOfExperts) else ()
-        return x_ND + self.mlp(self.post_attention_layernorm(x_ND), *routed)  # type: ignore[no-any-return]
+        x_ND = x_ND + self.self_attn(self.input_layernorm(x_ND), rotary, attend, noise)
+        inner = balance if isinstance(self.mlp, MixtureOfExperts) else noise
+        return x_ND + self.mlp(self.post_attention_layernorm(x_ND), inner)  # type: ignore[no-any-return]
 
 
 def _feed_forward(layer: int, place: Placement) -> nn.Module:
@@ -111,6 +122,7 @@ class Decoder(nn.Module):
             attention between its projections and the activations of feed-forward blocks; "full" for whole layers.
         mlp_block: the positions of this rank that a dense feed-forward block computes at once, and again in backward;
             its weights' gradients are not deferred. 0 for all positions, which backward computes as `recompute` says.
+        spec: the description of the decoder, if it has adapters; None for that of `config`.
 
     Raises:
         ParallelError: tp does not divide the model.
@@ -124,10 +136,11 @@ class Decoder(nn.Module):
         stage: Stage | None = None,
         recompute: Recompute = "none",
         mlp_block: int = 0,
+        spec: DecoderSpec | None = None,
     ) -> None:
         super().__init__()
         self.config = config
-        self.spec = decoder_spec(config)
+        self.spec = spec or decoder_spec(config)
         self.tp = context.tp
         self.sequence_parallel = context.sequence_parallel and context.tp.size > 1
         place = Placement(
@@ -143,7 +156,12 @@ class Decoder(nn.Module):
         self.lm_head = place.head(self.model.embed_tokens) if self.stage.last else None
 
     def forward(
-        self, x_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend, balance: RouterBalance | None = None
+        self,
+        x_N: torch.Tensor,
+        positions_N: torch.Tensor,
+        attend: Attend,
+        balance: RouterBalance | None = None,
+        noise: TokenNoise | None = None,
     ) -> torch.Tensor:
         """Computes this stage's layers.
 
@@ -155,6 +173,7 @@ class Decoder(nn.Module):
             positions_N: int64 [...], the position of each token.
             attend: the attention over keys.
             balance: the load-balancing loss of the stage's routers, whose gradient joins backward; None without one.
+            noise: the random numbers of the tokens, for dropout of adapters; None without dropout.
 
         Returns:
             Hidden states [..., D]; on the last stage they are normed.
@@ -171,7 +190,7 @@ class Decoder(nn.Module):
         rope = self.spec.rope
         rotary = None if rope is None else rotation(positions_N, self.spec.head_dim, rope, x_ND.dtype)
         for layer in trunk.layers.values():
-            x_ND = layer(x_ND, rotary, attend, balance)
+            x_ND = layer(x_ND, rotary, attend, balance, noise)
         return x_ND if trunk.norm is None else trunk.norm(x_ND)
 
     def logits(self, x_ND: torch.Tensor) -> torch.Tensor:

@@ -3,9 +3,14 @@
 import torch
 from torch import nn
 
+from ..parallel.functions import SEQUENCE
+from ..parallel.layers import ColumnParallelLinear, RowParallelLinear
+from ..parallel.linear import Activation
 from ..parallel.mlp_blocks import MLPBlocks
+from ..parallel.token_noise import TokenNoise
 from .activation import gelu_new, swiglu
 from .placement import Placement
+from .recompute import recomputed
 
 
 class GatedMLP(nn.Module):
@@ -17,11 +22,9 @@ class GatedMLP(nn.Module):
         self.down_proj = place.row(f"model.layers.{layer}.mlp.down_proj")
         self.block = place.mlp_block
 
-    def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
-        """Maps hidden states [..., D] to [..., D]."""
-        if self.block:
-            return MLPBlocks(self.gate_up_proj, self.down_proj, swiglu, self.block)(x_ND)
-        return self.down_proj(self.gate_up_proj(x_ND), swiglu)  # type: ignore[no-any-return]
+    def forward(self, x_ND: torch.Tensor, noise: TokenNoise | None = None) -> torch.Tensor:
+        """Maps hidden states [..., D] to [..., D]; `noise` is for dropout of adapters."""
+        return _feed_forward(x_ND, noise, self.gate_up_proj, self.down_proj, swiglu, self.block)
 
 
 class PlainMLP(nn.Module):
@@ -33,8 +36,25 @@ class PlainMLP(nn.Module):
         self.down_proj = place.row(f"model.layers.{layer}.mlp.down_proj")
         self.block = place.mlp_block
 
-    def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
-        """Maps hidden states [..., D] to [..., D]."""
-        if self.block:
-            return MLPBlocks(self.up_proj, self.down_proj, gelu_new, self.block)(x_ND)
-        return self.down_proj(self.up_proj(x_ND), gelu_new)  # type: ignore[no-any-return]
+    def forward(self, x_ND: torch.Tensor, noise: TokenNoise | None = None) -> torch.Tensor:
+        """Maps hidden states [..., D] to [..., D]; `noise` is for dropout of adapters."""
+        return _feed_forward(x_ND, noise, self.up_proj, self.down_proj, gelu_new, self.block)
+
+
+def _feed_forward(
+    x_ND: torch.Tensor,
+    noise: TokenNoise | None,
+    up: ColumnParallelLinear,
+    down: RowParallelLinear,
+    activation: Activation,
+    num_rows: int,
+) -> torch.Tensor:
+    """Maps hidden states [..., D] to [..., D], in blocks of `num_rows` positions if that is not 0."""
+    if not num_rows:
+        return down(up(x_ND, noise), activation, noise)  # type: ignore[no-any-return]
+    if up.adapter is None and down.adapter is None:
+        return MLPBlocks(up, down, activation, num_rows)(x_ND)
+    parts = x_ND.split(num_rows, dim=SEQUENCE)
+    return torch.cat(
+        [recomputed(lambda rows_ND: down(up(rows_ND), activation), rows_ND) for rows_ND in parts], SEQUENCE
+    )

@@ -1,5 +1,6 @@
 """The construction of a rank's part of a decoder: layers with the shapes that the rank holds."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -7,7 +8,8 @@ import torch
 
 from ..core.dtypes import by_code
 from ..core.layout import Layout, Stage
-from ..core.local_params import LocalParam, local_params
+from ..core.local_params import LocalParam, Piece, local_params
+from ..parallel.adapters import AdaptedRows, AdapterFactors
 from ..parallel.layers import (
     ColumnParallelLinear,
     LayerContext,
@@ -16,6 +18,7 @@ from ..parallel.layers import (
     VocabParallelHead,
 )
 from ..parallel.torch_dtypes import torch_dtype
+from .lora.table import factor_name, leaf
 from .norm import LayerNorm, RMSNorm
 from .recompute import Recompute
 from .spec import EMBEDDING, HEAD, DecoderSpec
@@ -69,6 +72,7 @@ class Placement:
             self.context,
             bias=f"{name}.bias" in self.shapes,
             num_transposed=num_transposed,
+            adapter=self.adapter(f"{name}.weight"),
         )
 
     def row(self, name: str) -> RowParallelLinear:
@@ -81,7 +85,42 @@ class Placement:
             bias=f"{name}.bias" in self.shapes,
             transposed=self.spec.transposed,
             recompute_activation=self.recompute == "selective",
+            adapter=self.adapter(f"{name}.weight"),
         )
+
+    def adapter(self, name: str) -> AdapterFactors | None:
+        """Builds the factors of the adapters of a parameter, by its full name; None if it has none."""
+        if factor_name(name, "A") not in self.shapes:
+            return None
+        parts = tuple(self._adapted_rows(name))
+        b = {part.name: self.empty(factor_name(name, f"B.{part.name}")) for part in parts}
+        return AdapterFactors(parts, self.empty(factor_name(name, "A")), b)
+
+    def _adapted_rows(self, name: str) -> Iterator[AdaptedRows]:
+        """Yields the adapters of a parameter of linear layers, in the order of the layers' rows."""
+        pieces = self.pieces(name)
+        tensors = list(dict.fromkeys(piece.tensor for piece in pieces))
+        row = rank = 0
+        for tensor in tensors:
+            own = [piece.box for piece in pieces if piece.tensor is tensor]
+            rows = sum(box.shape[int(self.spec.transposed)] for box in own)
+            adapter = self.spec.adapters.get(tensor.name)
+            if adapter is not None:
+                yield AdaptedRows(
+                    leaf(tensor.name),
+                    slice(row, row + rows),
+                    slice(rank, rank + adapter.rank),
+                    adapter.scale,
+                    adapter.dropout,
+                    tensor.name,
+                    own[0].offset[1 - int(self.spec.transposed)],
+                )
+                rank += adapter.rank
+            row += rows
+
+    def pieces(self, name: str) -> tuple[Piece, ...]:
+        """Returns the parts of tensors that a parameter of a full name consists of."""
+        return next(param for param in self.params if param.name == name).pieces
 
     def norm(self) -> RMSNorm | LayerNorm:
         """Builds a norm over the hidden size."""
@@ -117,7 +156,6 @@ class Placement:
 
     def untrained(self, name: str) -> torch.nn.Parameter:
         """Creates the uninitialised parameter of a full name that has a dtype of its own and no gradient."""
-        local = next(param for param in self.params if param.name == name)
-        dtype = torch_dtype(by_code(local.pieces[0].tensor.dtype))
-        values = torch.empty(local.shape, dtype=dtype, device=self.context.device)
+        dtype = torch_dtype(by_code(self.pieces(name)[0].tensor.dtype))
+        values = torch.empty(self.shapes[name], dtype=dtype, device=self.context.device)
         return torch.nn.Parameter(values, requires_grad=False)

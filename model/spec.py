@@ -98,6 +98,21 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterSpec:
+    """A low-rank adapter of one weight W: y = W x + scale B A x.
+
+    Attributes:
+        rank: the number of rows of A and of columns of B.
+        scale: the factor of the adapter's product.
+        dropout: the share of A's inputs that a training step leaves out.
+    """
+
+    rank: int
+    scale: float
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderSpec:
     """A decoder: its tensors and their use.
 
@@ -108,6 +123,7 @@ class DecoderSpec:
         norm: "rms" for RMSNorm, or "layer" for LayerNorm with bias.
         rope: the rotary embedding, or None if positions are learned (the table then has `POSITIONS`).
         transposed: whether linear weights are stored [in, out], as in GPT-2.
+        adapters: the adapters, by the names of their weights; the table has their factors, too.
     """
 
     table: tuple[TensorSpec, ...]
@@ -120,6 +136,7 @@ class DecoderSpec:
     norm: Literal["rms", "layer"] = "rms"
     rope: Rope | None = None
     transposed: bool = False
+    adapters: Mapping[str, AdapterSpec] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,12 @@ import torch
 from torch import nn
 
 from ..core.layout import Layout
+from .adapters import AdapterFactors, AdapterProduct
 from .functions import leave_block
 from .head_loss import HeadLoss, head_loss
 from .linear import Activation, ParallelProduct
 from .mesh import Group, Mesh
+from .token_noise import TokenNoise
 from .weight_grads import WeightGradQueue
 from .wide_sums import embedding
 
@@ -79,6 +81,7 @@ class ColumnParallelLinear(nn.Module):
         in_features: D, the number of features of the whole input.
         out_features: F, the number of rows that this rank holds.
         num_transposed: 0 stores the weight as [F, D]; n stores it as n blocks [D, F / n], one below the other.
+        adapter: the adapters of the weight.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class ColumnParallelLinear(nn.Module):
         *,
         bias: bool = False,
         num_transposed: int = 0,
+        adapter: AdapterFactors | None = None,
     ) -> None:
         super().__init__()
         self.product = ParallelProduct(
@@ -98,16 +102,24 @@ class ColumnParallelLinear(nn.Module):
         shape = (n * in_features, out_features // n) if n else (out_features, in_features)
         self.weight = context.empty(*shape)
         self.bias = context.empty(out_features) if bias else None
+        self.out_features = out_features
+        self.adapter = adapter
 
-    def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
-        """Maps [..., D], replicated (or split along dim -2), to [..., F], split along dim -1."""
-        return self.product(x_ND, self.weight, self.bias)
+    def forward(self, x_ND: torch.Tensor, noise: TokenNoise | None = None) -> torch.Tensor:
+        """Maps [..., D], replicated (or split along dim -2), to [..., F], split along dim -1.
+
+        Args:
+            x_ND: the input.
+            noise: the random numbers of all its tokens, those of other ranks too, for dropout of adapters.
+        """
+        adapter = adapter_call(self.adapter, self.out_features, noise)
+        return self.product(x_ND, self.weight, self.bias, adapter=adapter)
 
 
 class VocabParallelHead(ColumnParallelLinear):
     """A language model's head: a column-parallel layer whose output are logits, or their loss without them."""
 
-    def forward(self, x_ND: torch.Tensor, loss: HeadLoss | None = None) -> torch.Tensor:
+    def forward(self, x_ND: torch.Tensor, loss: HeadLoss | None = None) -> torch.Tensor:  # type: ignore[override]
         """Maps [..., D], replicated (or split along dim -2), to this rank's logits [..., F], or to their loss."""
         return self.product(x_ND, self.weight) if loss is None else head_loss(x_ND, self.weight, self.product, loss)
 
@@ -120,6 +132,7 @@ class RowParallelLinear(nn.Module):
         out_features: F, the number of features of the whole output.
         transposed: whether the weight is stored as [D, F].
         recompute_activation: whether backward computes the activation before the product again instead of keeping it.
+        adapter: the adapter of the weight.
     """
 
     def __init__(
@@ -131,6 +144,7 @@ class RowParallelLinear(nn.Module):
         bias: bool = False,
         transposed: bool = False,
         recompute_activation: bool = False,
+        adapter: AdapterFactors | None = None,
     ) -> None:
         super().__init__()
         self.recompute_activation = recompute_activation
@@ -140,17 +154,30 @@ class RowParallelLinear(nn.Module):
         shape = (in_features, out_features) if transposed else (out_features, in_features)
         self.weight = context.empty(*shape)
         self.bias = context.empty(out_features) if bias else None
+        self.out_features = out_features
+        self.adapter = adapter
 
-    def forward(self, x_ND: torch.Tensor, activation: Activation | None = None) -> torch.Tensor:
+    def forward(
+        self, x_ND: torch.Tensor, activation: Activation | None = None, noise: TokenNoise | None = None
+    ) -> torch.Tensor:
         """Maps [..., D], split along dim -1, to [..., F], replicated (or split along dim -2).
 
         Args:
             x_ND: this rank's input features.
             activation: a function that is applied to `x_ND` first.
+            noise: the random numbers of the input's tokens, for dropout of the adapter.
         """
         if activation is not None and not self.recompute_activation:
             x_ND, activation = activation(x_ND), None
-        return self.product(x_ND, self.weight, self.bias, activation)
+        adapter = adapter_call(self.adapter, self.out_features, noise)
+        return self.product(x_ND, self.weight, self.bias, activation, adapter)
+
+
+def adapter_call(
+    factors: AdapterFactors | None, num_features: int, noise: TokenNoise | None = None
+) -> AdapterProduct | None:
+    """Returns the call of a layer's adapters; None without any."""
+    return None if factors is None else factors.product(num_features, noise)
 
 
 class VocabParallelEmbedding(nn.Module):

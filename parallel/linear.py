@@ -2,8 +2,8 @@
 
 The input's gradient is summed over ranks while the weight's gradient is computed, and a split input is gathered again
 in backward instead of kept whole (Megatron-LM, arXiv 2205.05198, section 4.2.2). The weight's gradient can also be
-deferred, and an activation before the product recomputed. A call that needs none of this (one rank, or no gradients)
-uses torch's plain operators, which are as fast.
+deferred, and an activation before the product recomputed. Adapters of the weight multiply beside it (`adapters`). A
+call that needs none of this (one rank, or no gradients) uses torch's plain operators, which are as fast.
 
 Letters: N any leading dims, D in features, F out features of this rank. A weight is stored as [F, D], or as n blocks
 [D, F / n], one below the other (`num_transposed` = n).
@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 
+from .adapters import AdapterProduct, adapted_input_gradient, adapted_product
 from .collectives import (
     PendingResult,
     all_gather_dim,
@@ -58,24 +59,40 @@ class ParallelProduct:
         weight: torch.Tensor,
         bias_F: torch.Tensor | None = None,
         activation: Activation | None = None,
+        adapter: AdapterProduct | None = None,
     ) -> torch.Tensor:
         """Maps [..., D] to [..., F] and adds the bias.
 
         Args:
             activation: a function that is applied to the input first ("row" only); backward computes it again.
+            adapter: the adapters of the weight.
         """
         queue = self.weight_grads if self.weight_grads and self.weight_grads.enabled else None
         if queue and not (weight.requires_grad and x_ND.requires_grad):
             queue = None
-        if torch.is_grad_enabled() and (self.tp.size > 1 or queue or activation):
-            call = _Call(self, weight, queue, activation)
-            y_NF: torch.Tensor = _Product.apply(x_ND, None if queue else weight, call)  # type: ignore[no-untyped-call]
+        if torch.is_grad_enabled() and (self.tp.size > 1 or queue or activation or adapter):
+            call = _Call(self, weight, queue, activation, adapter)
+            factors = adapter.tensors if adapter else ()
+            y_NF: torch.Tensor = _Product.apply(x_ND, None if queue else weight, call, *factors)  # type: ignore[no-untyped-call]
             return y_NF if bias_F is None else y_NF + bias_F
         if self.side == "column":
-            return product(enter_block(x_ND, self.tp, self.sequence_parallel), weight, self.num_transposed, bias_F)
-        x_ND = x_ND if activation is None else activation(x_ND)
-        y_NF = leave_block(product(x_ND, weight, self.num_transposed), self.tp, self.sequence_parallel)
+            x_ND = enter_block(x_ND, self.tp, self.sequence_parallel)
+            if adapter is None:
+                return product(x_ND, weight, self.num_transposed, bias_F)
+            y_NF, _ = self.local(x_ND, weight, adapter)
+        else:
+            partial_NF, _ = self.local(x_ND if activation is None else activation(x_ND), weight, adapter)
+            y_NF = leave_block(partial_NF, self.tp, self.sequence_parallel)
         return y_NF if bias_F is None else y_NF + bias_F
+
+    def local(
+        self, x_ND: torch.Tensor, weight: torch.Tensor, adapter: AdapterProduct | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Returns this rank's product with its adapters, [..., F], and their A x, None without any; no collectives."""
+        if adapter is None:
+            return product(x_ND, weight, self.num_transposed), None
+        u_TR = adapter.down(x_ND)
+        return adapted_product(x_ND, weight, self.num_transposed, adapter, u_TR), u_TR
 
     def gathers(self, side: Literal["column", "row"]) -> bool:
         """Returns whether the layer is of this side and gathers a split tensor there."""
@@ -91,12 +108,14 @@ class _Call:
         weight: this rank's part of the weight.
         queue: the queue that takes the weight's gradient, or None to compute it in backward.
         activation: a function that is applied to the input first, and again in backward.
+        adapter: the adapters of the weight.
     """
 
     layer: ParallelProduct
     weight: torch.Tensor
     queue: WeightGradQueue | None
     activation: Activation | None
+    adapter: AdapterProduct | None
 
 
 class _Product(torch.autograd.Function):
@@ -107,43 +126,80 @@ class _Product(torch.autograd.Function):
     its part of the weight.
 
     A weight whose gradient is deferred is not an input of the function: autograd would call the weight's hooks even
-    if backward returned no gradient for it.
+    if backward returned no gradient for it. The factors of adapters are inputs after the call; their gradients are
+    never deferred.
     """
 
     @staticmethod
-    def forward(ctx: Any, x_ND: torch.Tensor, weight: torch.Tensor | None, call: _Call) -> torch.Tensor:
-        ctx.save_for_backward(x_ND)
+    def forward(
+        ctx: Any, x_ND: torch.Tensor, weight: torch.Tensor | None, call: _Call, *factors: torch.Tensor
+    ) -> torch.Tensor:
         ctx.call = call
-        layer = call.layer
+        layer, given_ND = call.layer, x_ND
         if call.activation is not None:
             x_ND = call.activation(x_ND)
         if layer.gathers("column"):
-            # Only the split input is saved above: keeping the gathered one would cost tp times the memory.
+            # Only the split input is saved below: keeping the gathered one would cost tp times the memory.
             x_ND = all_gather_dim(x_ND, SEQUENCE, layer.tp)
-        y_NF = product(x_ND, call.weight, layer.num_transposed)
+        y_NF, u_TR = layer.local(x_ND, call.weight, call.adapter)
+        used_again = ctx.needs_input_grad[1] or call.queue or call.activation or call.adapter
+        ctx.save_for_backward(given_ND if used_again else None, u_TR)
         if layer.side == "column":
             return y_NF
         return reduce_scatter_dim(y_NF, SEQUENCE, layer.tp) if layer.sequence_parallel else all_reduce(y_NF, layer.tp)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
-        (x_ND,) = ctx.saved_tensors
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x_ND, u_TR = ctx.saved_tensors
         call: _Call = ctx.call
-        layer = call.layer
-        for_input, for_weight, _ = ctx.needs_input_grad
+        layer, adapter = call.layer, call.adapter
+        for_input, for_weight = ctx.needs_input_grad[:2]
+        grad_NF = all_gather_dim(grads[0], SEQUENCE, layer.tp) if layer.gathers("row") else grads[0]
+        if x_ND is None:
+            return start_sum(_input_gradient(call, grad_NF, None), layer).wait() if for_input else None, None, None
         before_ND, after_ND = activated(x_ND, call.activation)
         x_ND = after_ND.detach()
-        grad_NF = all_gather_dim(grads[0], SEQUENCE, layer.tp) if layer.gathers("row") else grads[0]
+        grad_TR = adapter.down_gradient(grad_NF) if adapter else None
         # The gather of the input runs under the input-gradient product, its sum under the weight-gradient product.
-        whole_ND = _start_gather(x_ND, layer) if for_weight else None
-        sum_ND = start_sum(input_gradient(grad_NF, call.weight, layer.num_transposed), layer) if for_input else None
-        grad_weight = weight_gradient(grad_NF, whole_ND.wait(), layer.num_transposed) if whole_ND else None
+        whole_ND = _start_gather(x_ND, layer) if for_weight or adapter else None
+        sum_ND = start_sum(_input_gradient(call, grad_NF, grad_TR), layer) if for_input else None
+        grad_weight, factors = None, ()
+        if whole_ND:
+            grad_weight, factors = _weight_gradients(call, for_weight, (grad_NF, grad_TR), (whole_ND.wait(), u_TR))
         if call.queue is not None:
             call.queue.put(partial(_accumulate, call, grad_NF, x_ND))
         grad_ND = sum_ND.wait() if sum_ND else None
         if grad_ND is not None and after_ND is not before_ND:
             (grad_ND,) = torch.autograd.grad(after_ND, before_ND, grad_ND)
-        return grad_ND, grad_weight, None
+        return grad_ND, grad_weight, None, *factors
+
+
+def _weight_gradients(
+    call: _Call,
+    for_weight: bool,
+    grads: tuple[torch.Tensor, torch.Tensor | None],
+    inputs: tuple[torch.Tensor, torch.Tensor | None],
+) -> tuple[torch.Tensor | None, tuple[torch.Tensor, ...]]:
+    """Returns the gradients of the weight, if it has one, and of the factors of adapters.
+
+    Args:
+        call: the product.
+        for_weight: whether the weight has a gradient.
+        grads: the gradients of output and A x, [..., F] and [T, R].
+        inputs: the whole input and A x.
+    """
+    (grad_NF, grad_TR), (x_ND, u_TR) = grads, inputs
+    weight = weight_gradient(grad_NF, x_ND, call.layer.num_transposed) if for_weight else None
+    if call.adapter is None or grad_TR is None or u_TR is None:
+        return weight, ()
+    return weight, call.adapter.factor_gradients(grad_NF, grad_TR, x_ND, u_TR)
+
+
+def _input_gradient(call: _Call, grad_NF: torch.Tensor, grad_TR: torch.Tensor | None) -> torch.Tensor:
+    num_transposed = call.layer.num_transposed
+    if call.adapter is None or grad_TR is None:
+        return input_gradient(grad_NF, call.weight, num_transposed)
+    return adapted_input_gradient(grad_NF, call.weight, num_transposed, call.adapter, grad_TR)
 
 
 def activated(x_ND: torch.Tensor, activation: Activation | None) -> tuple[torch.Tensor, torch.Tensor]:

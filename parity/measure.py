@@ -96,7 +96,7 @@ def run_reference(config: TrainConfig, values: ReferenceValues, send: Send, skip
         The curves of a layout, and "close": for each step the tokens that rounding could send to another expert.
     """
     trainer = Trainer(config, Mesh.alone(config.layout(1)))
-    engine, table = trainer.engine, trainer.table
+    engine, table = trainer.engine, trainer.spec.table
     choices, close = CloseChoices(trainer.stages), list[float]()
 
     def write(step: int) -> None:

@@ -1,7 +1,7 @@
 """The experts of a layer: their weights, and their products for tokens that are sorted by expert.
 
 Letters: P pairs of a token and one of its experts, D hidden size, I intermediate size of an expert on this rank, E
-experts.
+experts, F out features of one expert.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from ...parallel.grouped_products import grouped_linear
 from ..activation import swiglu
 from ..placement import Placement
 from ..recompute import recomputed
+from .adapted import ExpertAdapters
 
 
 class Experts(nn.Module):
@@ -25,6 +26,8 @@ class Experts(nn.Module):
         self.activation = partial(recomputed, swiglu) if place.recompute == "selective" else swiglu
         self.gate_up_proj = place.empty(f"{name}.gate_up_proj")
         self.down_proj = place.empty(f"{name}.down_proj")
+        self.gate_up_proj_adapter = ExpertAdapters.of(f"{name}.gate_up_proj", self.num_experts, place)
+        self.down_proj_adapter = ExpertAdapters.of(f"{name}.down_proj", self.num_experts, place)
 
     def forward(self, x_PD: torch.Tensor, counts_E: Sequence[int]) -> torch.Tensor:
         """Maps tokens [P, D] to their experts' outputs [P, D].
@@ -34,9 +37,18 @@ class Experts(nn.Module):
             counts_E: the number of tokens of each expert.
         """
         gate_up, down = self.weights()
-        return grouped_linear(self.activation(grouped_linear(x_PD, gate_up, counts_E)), down, counts_E)
+        inner_PI = self.activation(_product(x_PD, gate_up, self.gate_up_proj_adapter, counts_E))
+        return _product(inner_PI, down, self.down_proj_adapter, counts_E)
 
     def weights(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns all experts' gate and up, [E, 2I, D], and down, [E, D, I]."""
         gate_up, down = (weight.unflatten(0, (self.num_experts, -1)) for weight in (self.gate_up_proj, self.down_proj))
         return gate_up, down
+
+
+def _product(
+    x_PD: torch.Tensor, weight_EFD: torch.Tensor, adapters: ExpertAdapters | None, counts_E: Sequence[int]
+) -> torch.Tensor:
+    """Returns the product of each expert's tokens and weight, [P, F], with that of its adapters."""
+    y_PF = grouped_linear(x_PD, weight_EFD, counts_E)
+    return y_PF if adapters is None else y_PF + adapters(x_PD, counts_E)

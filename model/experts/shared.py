@@ -8,7 +8,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from ...parallel.products import linear
+from ...parallel.layers import adapter_call
+from ...parallel.linear import ParallelProduct
+from ...parallel.mesh import ALONE
 from ..activation import swiglu
 from ..placement import Placement
 from ..recompute import recomputed
@@ -20,10 +22,12 @@ class LocalLinear(nn.Module):
     def __init__(self, name: str, place: Placement) -> None:
         super().__init__()
         self.weight = place.empty(f"{name}.weight")
+        self.adapter = place.adapter(f"{name}.weight")
+        self.product = ParallelProduct("column", ALONE)
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
         """Maps [..., D] to [..., F]."""
-        return linear(x_ND, self.weight)
+        return self.product(x_ND, self.weight, adapter=adapter_call(self.adapter, len(self.weight)))
 
 
 class SharedExpert(nn.Module):

@@ -84,6 +84,7 @@ FLOORS: dict[str, dict[str, int]] = {
         "window_keys": 2,
         "expert_keys": 3,
         "llama_family": 3,
+        "lora": 3,
         "placement": 3,
         "architectures": 4,
         "experts": 4,
@@ -113,8 +114,8 @@ COMPUTE: dict[str, str] = {
     "pages prepare prepared_weights row_tiles",
     "model": "activation attention balance decoder init loading mlp norm peers placement recompute rope",
     "model.experts": "experts mixture router shared spreads token_pairs",
-    "parallel": "collectives functions grouped_products head_loss host layers linear link_factory local_link "
-    "meeting mesh mlp_blocks point_to_point products row_blocks row_exchange torch_dtypes wide_sums",
+    "parallel": "adapters collectives functions grouped_products head_loss host layers linear link_factory local_link "
+    "meeting mesh mlp_blocks point_to_point products row_blocks row_exchange token_noise torch_dtypes wide_sums",
     "parity": "close_choices flat_values foreign gradients measure reference_values updates",
     "train.context": "gather kernels tiled tiled_attention ulysses",
     "train.engine": "attention compiling evaluate nonfinite optimizer_step passes rows stages training_engine",

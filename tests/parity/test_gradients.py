@@ -23,13 +23,13 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
 
 
 def test_a_gradient_that_differs_is_found_and_named(trainer: Trainer) -> None:
-    buffers, table = trainer.engine.buffers, trainer.table
+    buffers, table = trainer.engine.buffers, trainer.spec.table
     expected = first_gradients(buffers, table)
     assert np.isfinite(expected).all()
     assert np.linalg.norm(expected) > 0
     assert compare_gradients(buffers, table, expected)["gradients"] == 0
     name = "model.layers.1.mlp.down_proj.weight"
-    sizes = {spec.name: math.prod(spec.shape) for spec in trainer.table if not spec.alias}
+    sizes = {spec.name: math.prod(spec.shape) for spec in trainer.spec.table if not spec.alias}
     start = sum(sizes[before] for before in list(sizes)[: list(sizes).index(name)])
     here = slice(start, start + sizes[name])
     other = expected.copy()

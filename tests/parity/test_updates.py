@@ -34,7 +34,7 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
 def test_the_difference_is_relative_to_all_weights_together(subject: Subject) -> None:
     trainer = Trainer(subject.config(ParityLayout(tied=True)))
     trainer.step()
-    optimizer, table = trainer.engine.optimizer, trainer.table
+    optimizer, table = trainer.engine.optimizer, trainer.spec.table
     weights = updated_weights(optimizer, table)
     assert np.isfinite(weights).all()
     assert weights.size == sum(values.numel() for _, values in optimizer.runs("master"))

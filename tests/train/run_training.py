@@ -30,7 +30,7 @@ def run_training(config: dict[str, Any], resume: str = "auto", gradients: str = 
         found["grad_norm"].append(result.grad_norm)
         found["balance_loss"].append(result.balance_loss)
         found["z_loss"].append(result.z_loss)
-        held = (trainer.engine.buffers, trainer.table)
+        held = (trainer.engine.buffers, trainer.spec.table)
         if step == 1 and gradients and world is None:
             np.save(gradients, first_gradients(*held))
         elif step == 1 and gradients:

@@ -10,6 +10,7 @@ from ...core.config import Section
 from ...core.errors import ParallelError
 from ...core.layout import Layout
 from ...core.tensors import Table
+from ...model.lora.options import LoraOptions
 from .sections import (
     CheckpointSection,
     DataSection,
@@ -31,6 +32,7 @@ class TrainConfig(Section):
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
     train: TrainSection = TrainSection()
+    lora: LoraOptions | None = None
     optimizer: OptimizerSection = OptimizerSection()
     precision: PrecisionSection = PrecisionSection()
     parallel: ParallelSection = ParallelSection()

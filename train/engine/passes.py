@@ -55,6 +55,7 @@ class Passes:
         ]
         for stage in self.stages:
             stage.loss_waits = config.parallel.schedule == "gpipe"
+            stage.seed = config.train.seed
             stage.record_routing = config.train.router_bias_update_rate > 0
         self._executors: dict[tuple[str, int], PipelineExecutor] = {}
 

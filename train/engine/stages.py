@@ -9,14 +9,15 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ...core.layout import stages
-from ...core.tensors import Table
 from ...data.batches import MicroBatch
 from ...model.balance import RouterBalance
 from ...model.config import ModelConfig
 from ...model.decoder import Decoder
 from ...model.recompute import Recompute
+from ...model.spec import DecoderSpec
 from ...parallel.layers import ExpertRanks, LayerContext
 from ...parallel.mesh import Mesh
+from ...parallel.token_noise import TokenNoise
 from ...parallel.weight_grads import WeightGradQueue
 from ..zero.flat_bucket import ParameterBucket
 from ..zero.flat_buffers import FlatBuffers
@@ -27,7 +28,7 @@ from .rows import WHOLE_ROWS, Rows, RowsPart
 
 def build_stages(
     config: ModelConfig,
-    table: Table,
+    spec: DecoderSpec,
     mesh: Mesh,
     dtype: torch.dtype,
     *,
@@ -40,7 +41,7 @@ def build_stages(
 
     Args:
         config: the model's shape.
-        table: the model's tensors.
+        spec: the description of the decoder.
         mesh: the rank's groups.
         dtype: the dtype of parameters.
         sequence_parallel: whether hidden states are split over tp along the sequence.
@@ -60,8 +61,9 @@ def build_stages(
             stage=stage,
             recompute=recompute,
             mlp_block=mlp_block,
+            spec=spec,
         )
-        for stage in stages(table, mesh.layout)[mesh.coordinates.pp]
+        for stage in stages(spec.table, mesh.layout)[mesh.coordinates.pp]
     )
 
 
@@ -129,6 +131,7 @@ class StagePass:
 
     Attributes:
         micro_batches: the step's micro-batches.
+        seed: the seed of dropout, if adapters have it.
         loss_factor: the factor of each micro-batch's summed loss.
         balance_weight, z_weight: see RouterBalance.
         balances: the routers' losses of each of the step's micro-batches so far.
@@ -151,6 +154,8 @@ class StagePass:
         self.saving = saving
         self.rows = rows
         self.loss_waits = False
+        self.seed = 0
+        self._drops = any(adapter.dropout for adapter in decoder.spec.adapters.values())
         self.micro_batches: Sequence[MicroBatch] = ()
         self.loss_factor = 1.0
         self.balance_weight = self.z_weight = 0.0
@@ -168,15 +173,26 @@ class StagePass:
             Hidden states for the next stage, [B, L, D]; on the last stage the sum of the micro-batch's losses times
             `loss_factor`, an fp64 scalar.
         """
-        part = self.rows.part(self.micro_batches[micro_batch])
+        micro = self.micro_batches[micro_batch]
+        part = self.rows.part(micro)
         tokens_BL, targets_BL, positions_BL = map(self._moved, (part.inputs, part.targets, part.positions))
-        balance = self._balance(part)
+        balance, noise = self._balance(part), self._noise(micro, part)
         with self.saving(x):
-            hidden_BLD = self.decoder(tokens_BL if x is None else x, positions_BL, part.attend, balance)
+            hidden_BLD = self.decoder(tokens_BL if x is None else x, positions_BL, part.attend, balance, noise)
         if not self.decoder.stage.last:
             return hidden_BLD  # type: ignore[no-any-return]
         with self.saving(None) if self.loss_waits else nullcontext():
             return self.decoder.loss(hidden_BLD, targets_BL, self.loss_factor, not self.loss_waits)
+
+    def _noise(self, micro: MicroBatch, part: RowsPart) -> TokenNoise | None:
+        """Returns the random numbers of the micro-batch's tokens; None without dropout, as in an evaluation."""
+        if not self._drops or not torch.is_grad_enabled():
+            return None
+        shape = part.inputs.shape
+        rows_BL = np.broadcast_to(micro.first_row + np.arange(len(part.inputs))[:, None], shape)
+        places_BL = np.broadcast_to(np.arange(shape[1]), shape) if part.places is None else part.places
+        rows, places = (self._moved(np.ascontiguousarray(each)) for each in (rows_BL, places_BL))
+        return TokenNoise.of(self.seed, rows, places)
 
     def _balance(self, part: RowsPart) -> RouterBalance | None:
         """Returns the micro-batch's balance; padding does not count. None if the routers' losses are not needed."""

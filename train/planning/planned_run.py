@@ -12,10 +12,9 @@ from ...core.local_params import LocalParam, params_of_ranks
 from ...core.progress import format_bytes
 from ...core.tensors import Table
 from ...model.config import ModelConfig
-from ...model.registry import decoder_spec
 from ...model.spec import EMBEDDING, DecoderSpec, ExpertsSpec, LayerSpec
-from ..config.freezing import without_frozen
 from ..config.initial_model import resolve
+from ..config.run_decoder import run_decoder
 from ..config.sections import OffloadSection
 from ..config.tensor_slots import with_run_slots
 from ..config.train_config import TrainConfig
@@ -244,8 +243,8 @@ def prepare_run(config: TrainConfig, num_ranks: int | None, resume: str = "auto"
     given = resolve(config, resume)
     refuse(size_problems(config, given.keys, num_ranks))
     model, absent = planned_model(config, given, here)
-    spec = decoder_spec(model)
-    table = with_run_slots(without_frozen(spec.table, config.train.freeze), config.precision.params, config.optimizer)
+    spec = run_decoder(config, model)
+    table = with_run_slots(spec.table, config.precision.params, config.optimizer)
     refuse(problems(config, table, num_ranks))
     layout = config.layout(num_ranks)
     num_micro_batches = ceil_div(config.train.global_batch_size, layout.dp * config.train.micro_batch_size)

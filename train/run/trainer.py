@@ -10,14 +10,14 @@ from ...core.local_params import LocalParam
 from ...data.batches import MicroBatch, global_batch
 from ...data.dataset import PackedDataset
 from ...model.init import fill_initial
-from ...model.registry import tensor_table
+from ...model.lora.table import is_factor
 from ...model.shape import ModelKeys
 from ...parallel.collectives import all_reduce
 from ...parallel.mesh import Mesh
 from ...parallel.torch_dtypes import torch_dtype
 from ...parallel.weight_grads import WeightGradQueue
-from ..config.freezing import without_frozen
 from ..config.initial_model import resolve
+from ..config.run_decoder import run_decoder
 from ..config.run_inputs import Inputs
 from ..config.train_config import TrainConfig
 from ..engine.compiling import compile_layers
@@ -82,7 +82,7 @@ class Trainer:
         self.heartbeat = heartbeat or Heartbeat()
         self.dtype = torch_dtype(config.precision.params)
         self.inputs: Inputs = open_inputs(config, given, self.mesh, self.device)
-        self.table = without_frozen(tensor_table(self.inputs.model), config.train.freeze)
+        self.spec = run_decoder(config, self.inputs.model)
         self.weight_grads = WeightGradQueue()
         self.engine = self._engine()
         self.pipeline = Passes(self.stages, self.engine, config, self.weight_grads, self.heartbeat.beat)
@@ -99,7 +99,7 @@ class Trainer:
         parallel = self.config.parallel
         self.stages = build_stages(
             self.inputs.model,
-            self.table,
+            self.spec,
             self.mesh,
             self.dtype,
             sequence_parallel=parallel.sequence_parallel,
@@ -117,7 +117,12 @@ class Trainer:
             self.config.train.seed,
         )
         engine = TrainingEngine(
-            self.stages, self.table, self.mesh, options, device=self.device, fill=partial(self._fill, PinnedCopies())
+            self.stages,
+            self.spec.table,
+            self.mesh,
+            options,
+            device=self.device,
+            fill=partial(self._fill, PinnedCopies()),
         )
         if self.config.zero.stage == 3:
             engine.gather_around(gathered_units(self.stages, engine.buffers), prefetch=self.config.zero.overlap)
@@ -129,7 +134,7 @@ class Trainer:
 
     def _fill(self, copies: PinnedCopies, local: LocalParam, parameter: torch.Tensor) -> None:
         """Writes a parameter's initial values, made on the host; draws none if `fit` will load a checkpoint."""
-        if self.config.model.init:
+        if self.config.model.init and not is_factor(local.pieces[0].tensor):
             return
         values = parameter if self.device.type == "cpu" else torch.empty(parameter.shape, dtype=parameter.dtype)
         fill_initial(local, values, self.config.train.seed, self.inputs.model.initializer_range)

@@ -13,7 +13,7 @@ from tk.data.batches import MicroBatch
 from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
 from tk.model.init import fill_initial
-from tk.model.registry import tensor_table
+from tk.model.registry import decoder_spec
 from tk.parallel.mesh import ALONE, Group, Mesh
 from tk.parallel.weight_grads import WeightGradQueue
 from tk.train.engine.stages import build_stages
@@ -46,12 +46,12 @@ def make_stages(
     config: ModelConfig, mesh: Mesh, weight_grads: WeightGradQueue | None = None
 ) -> tuple[Table, tuple[Decoder, ...]]:
     """Returns the model's table and this rank's stages on the meta device."""
-    table = tensor_table(config)
+    spec = decoder_spec(config)
     queue = weight_grads or WeightGradQueue()
     stages = build_stages(
-        config, table, mesh, torch.float32, sequence_parallel=False, weight_grads=queue, recompute="none"
+        config, spec, mesh, torch.float32, sequence_parallel=False, weight_grads=queue, recompute="none"
     )
-    return table, stages
+    return spec.table, stages
 
 
 def fill(local: LocalParam, parameter: torch.Tensor) -> None:

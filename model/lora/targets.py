@@ -1,0 +1,121 @@
+"""The modules that an adapter's options select, by the rules of PEFT, and the adapter that each of them gets."""
+
+import difflib
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from ...core.errors import ConfigError
+from ...core.tensors import TensorSpec
+from ..spec import AdapterSpec
+from .options import ALL_LINEAR, LoraOptions, Modules
+
+Number = TypeVar("Number", int, float)
+
+
+def module_of(tensor: str) -> str:
+    """Returns the name of the module of a stored tensor: model.norm for model.norm.weight."""
+    return tensor.rpartition(".")[0]
+
+
+def is_adaptable(spec: TensorSpec) -> bool:
+    """Returns whether a tensor is the weight of a linear layer that can have an adapter: one that tp splits.
+
+    Embedding and head are trained whole instead, and routers never.
+    """
+    return isinstance(spec.layer, int) and len(spec.shape) == 2 and spec.split is not None
+
+
+def adapters_of(table: Sequence[TensorSpec], options: LoraOptions) -> dict[str, AdapterSpec]:
+    """Returns the adapters of a model, by the names of the weights that have one.
+
+    Raises:
+        ConfigError: an option selects nothing, or a module that cannot have an adapter.
+    """
+    saved = saved_modules(table, options)
+    modules = {module_of(spec.name): spec for spec in table if is_adaptable(spec)}
+    _check_known(options.targets, "targets", table, modules)
+    _check_known(options.exclude, "exclude", table, modules)
+    found = {
+        spec.name: _adapter(name, options)
+        for name, spec in modules.items()
+        if _selects(options.targets, name) and not _selects(options.exclude, name) and name not in saved
+    }
+    if not found:
+        raise ConfigError(
+            "[lora] exclude and modules_to_save leave no module of targets with an adapter: exclude fewer."
+        )
+    for key, patterns in (("rank_pattern", options.rank_pattern), ("alpha_pattern", options.alpha_pattern)):
+        for pattern in patterns:
+            if not any(_fits(pattern, module_of(name)) for name in found):
+                raise ConfigError(f"[lora] {key}: {pattern!r} matches no module that has an adapter.")
+    return found
+
+
+def saved_modules(table: Sequence[TensorSpec], options: LoraOptions) -> frozenset[str]:
+    """Returns the modules that `modules_to_save` names, and all modules within them.
+
+    Raises:
+        ConfigError: an entry names no module.
+    """
+    modules = list(dict.fromkeys(module_of(spec.name) for spec in table))
+    found: set[str] = set()
+    for end in options.modules_to_save:
+        matched = {module for module in modules if any(part.endswith(end) for part in _beginnings(module))}
+        if not matched:
+            raise ConfigError(f"[lora] modules_to_save: {end!r} names no module{_nearest(end, modules)}")
+        found |= matched
+    return frozenset(found)
+
+
+def _adapter(module: str, options: LoraOptions) -> AdapterSpec:
+    rank = _of_pattern(options.rank_pattern, module, options.rank)
+    alpha = _of_pattern(options.alpha_pattern, module, options.alpha)
+    return AdapterSpec(rank, alpha / (math.sqrt(rank) if options.rslora else rank), options.dropout)
+
+
+def _of_pattern(patterns: Mapping[str, Number], module: str, otherwise: Number) -> Number:
+    return next((value for pattern, value in patterns.items() if _fits(pattern, module)), otherwise)
+
+
+def _fits(pattern: str, module: str) -> bool:
+    return re.match(rf"(.*\.)?({pattern})$", module) is not None
+
+
+def _selects(modules: Modules, name: str) -> bool:
+    if isinstance(modules, str):
+        return modules == ALL_LINEAR or re.fullmatch(modules, name) is not None
+    return any(_is_end(end, name) for end in modules)
+
+
+def _is_end(end: str, name: str) -> bool:
+    return name == end or name.endswith(f".{end}")
+
+
+def _beginnings(module: str) -> Iterable[str]:
+    """Yields the module's name and those of the modules around it."""
+    parts = module.split(".")
+    return (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+
+
+def _check_known(chosen: Modules, key: str, table: Sequence[TensorSpec], modules: Collection[str]) -> None:
+    """Raises ConfigError for an entry that selects no module that can have an adapter."""
+    for end in (chosen,) if isinstance(chosen, str) else chosen:
+        one = end if isinstance(chosen, str) else (end,)
+        if any(_selects(one, name) for name in modules):
+            continue
+        others = (module_of(spec.name) for spec in table)
+        other = next((name for name in others if _selects(one, name)), None)
+        if other is None:
+            raise ConfigError(f"[lora] {key}: {end!r} selects no module{_nearest(end, modules)}")
+        raise ConfigError(
+            f"[lora] {key}: {other} has no adapter in tk, only linear layers inside a decoder layer except routers. "
+            "Embeddings, norms and the head can be trained whole: [lora] modules_to_save."
+        )
+
+
+def _nearest(end: str, modules: Iterable[str]) -> str:
+    names = sorted({name.rpartition(".")[2] for name in modules})
+    near = difflib.get_close_matches(end, names, n=1, cutoff=0.0)
+    return f"; the nearest is {near[0]!r}." if near else "."
