@@ -1,7 +1,7 @@
 """Ownership: which rank writes which elements of which slot of a tensor.
 
 This module alone decides it; save plans, `tk reshard` and `tk plan` call it. Over all ranks, every logical element of
-every slot has exactly one owner.
+every slot has exactly one owner. Tensors that a checkpoint does not have (`TensorSpec.stored`) have none.
 """
 
 from collections.abc import Sequence
@@ -63,6 +63,7 @@ def owned(table: Table, layout: Layout, rank: int) -> tuple[Owned, ...]:
         for slot in ("weight", *dict.fromkeys(chain.from_iterable(states.values())))
         for held in holdings
         for piece, flat in _saved(held, slot, layout.zero, cut)
+        if piece.tensor.stored
     )
 
 

@@ -53,6 +53,7 @@ class TensorSpec:
             `with_slots` decides them.
         expert: the number of the expert of its layer that it is a part of; None = every token uses it.
         buffer: whether it is a buffer of its module, which a pass may change; it is not trainable.
+        stored: whether a checkpoint has it; the base of an adapter is stored elsewhere.
     """
 
     name: str
@@ -68,6 +69,7 @@ class TensorSpec:
     states: Mapping[str, str] = field(default_factory=dict, hash=False)
     expert: int | None = None
     buffer: bool = False
+    stored: bool = True
 
     @property
     def sharded(self) -> bool:

@@ -139,7 +139,8 @@ def prepare_reshard(
     if options.link:
         require_checksums(source)
         plan, links = split_off_links(plan, source)
-    manifest = Manifest(source.step, layout, {spec.name: StoredTensor.of(spec) for spec in table}, aliases)
+    stored = {spec.name: StoredTensor.of(spec) for spec in table}
+    manifest = Manifest(source.step, layout, stored, aliases, adapter=source.manifest.adapter)
     if not options.weights_only:
         manifest = replace(manifest, param_groups=source.manifest.param_groups, resume=source.resume)
     if not options.plain:

@@ -11,11 +11,13 @@ from ...core.errors import CheckpointError, ManifestError, ParallelError
 from ...core.layout import Layout
 from ...core.tensors import Split, TensorSpec
 from . import json_strict as strict
+from .adapter_record import KEYS as ADAPTER_KEYS
+from .adapter_record import AdapterRecord
 from .chunk import Part
 from .safetensors_file import MAX_DIMS
 
 FORMAT: Final = "tk"
-VERSION: Final = 2  # the newest; see `_version`
+VERSION: Final = 3  # the newest; see `_version`
 MANIFEST: Final = "manifest.json"
 COMMIT: Final = "COMMIT"
 PARTS: Final = "parts"
@@ -97,6 +99,7 @@ class Manifest:
         resume: the run's state from `train/`, independent of the layout.
         files: the side files (config.json and others) by name.
         parts: the records of the parts, by file name inside parts/.
+        adapter: the record of the adapter whose tensors these are; None for a model.
     """
 
     step: int
@@ -107,13 +110,14 @@ class Manifest:
     resume: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, FileDigest] = field(default_factory=dict)
     parts: Mapping[str, PartRecord] = field(default_factory=dict)
+    adapter: AdapterRecord | None = None
 
     def to_bytes(self) -> bytes:
         """Returns the content of manifest.json."""
         layout = self.layout.to_json()
         document = {
             "format": FORMAT,
-            "version": _version(layout),
+            "version": 3 if self.adapter else _version(layout),
             "step": self.step,
             "layout": layout,
             "tensors": {name: _tensor_to_json(tensor) for name, tensor in self.tensors.items()},
@@ -122,6 +126,7 @@ class Manifest:
             "resume": dict(self.resume),
             "files": {name: asdict(digest) for name, digest in self.files.items()},
             "parts": {name: asdict(part.digest) | {"tensors": part.tensors} for name, part in self.parts.items()},
+            **(self.adapter.to_json() if self.adapter else {}),
         }
         return strict.dump(document)
 
@@ -157,7 +162,7 @@ class Manifest:
                 f"{what} has format {str(found)[:40]!r}, version {str(version)[:40]}; this tk reads {FORMAT!r}, "
                 f"versions 1 to {VERSION}{'. Read it with the tk that wrote it' if newer else ''}."
             )
-        strict.members(document, what, _KEYS)
+        strict.members(document, what, _KEYS, ADAPTER_KEYS if version > 2 else ())
         tensors = {
             strict.tensor_name(name, f"{what}: tensors"): _tensor_from_json(value, f"{what}: {name}")
             for name, value in strict.mapping(document["tensors"], f"{what}: tensors").items()
@@ -171,6 +176,7 @@ class Manifest:
             resume=strict.mapping(document["resume"], f"{what}: resume"),
             files=_digests(document["files"], f"{what}: files"),
             parts=_parts(document["parts"], len(tensors), f"{what}: parts"),
+            adapter=AdapterRecord.from_json(document, what),
         )
 
     @property
@@ -180,7 +186,7 @@ class Manifest:
 
 
 def _version(layout: Mapping[str, Any]) -> int:
-    """Returns the oldest version whose readers understand a step with this layout."""
+    """Returns the oldest version whose readers understand a model's step with this layout."""
     return 2 if any(key in layout for key in _NEW_LAYOUT_KEYS) else 1
 
 

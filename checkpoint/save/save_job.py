@@ -18,6 +18,7 @@ from ...core.integers import round_up
 from ...core.layout import Layout
 from ...core.ownership import Owned, owned
 from ...core.tensors import Split, Table, TensorSpec
+from ..format.adapter_record import AdapterRecord, BaseRecord
 from ..format.region import Region
 from ..format.step_names import pending_step
 from ..run.locked_run import LockedRun
@@ -45,6 +46,7 @@ class SaveJob:
         keep: the number of newest steps to keep, 0 = all.
         keep_every: steps divisible by it are never pruned, 0 = none.
         timeout: seconds to wait for the parts of other ranks.
+        adapter: see `NewStep`.
     """
 
     run: Path
@@ -57,6 +59,7 @@ class SaveJob:
     keep: int = 0
     keep_every: int = 0
     timeout: float = 600.0
+    adapter: AdapterRecord | None = None
 
     def items(self) -> tuple[Owned, ...]:
         """Returns the items that this rank writes."""
@@ -126,7 +129,7 @@ class SaveJob:
         entries = [(item, dtype.code, partial(values, item)) for item, dtype in self.stored_as().items()]
         write_part(folder, self.writer, self.table, entries)
         if run:
-            new = NewStep(step, self.table, self.layout, self.param_groups, resume, self.side_files)
+            new = NewStep(step, self.table, self.layout, self.param_groups, resume, self.side_files, self.adapter)
             commit(run, new, self.timeout)
 
     def to_json(self) -> dict[str, Any]:
@@ -148,6 +151,8 @@ class SaveJob:
             "table": tuple(specs),
             "layout": Layout(**data["layout"]),
             "side_files": {name: base64.b64decode(text) for name, text in data["side_files"].items()},
+            "adapter": data["adapter"]
+            and AdapterRecord(data["adapter"]["config"], BaseRecord(**data["adapter"]["base"])),
         }
         return SaveJob(**data | changed)
 

@@ -18,6 +18,8 @@ from ..read.known_files import check_sizes
 def seal(folder: Path, manifest: Manifest, parts: Mapping[str, bytes], side_files: Mapping[str, bytes]) -> Manifest:
     """Checks that the parts hold everything once, then writes side files, manifest and COMMIT, all durable.
 
+    An adapter gets no index of a Hugging Face folder, since it is no model.
+
     Args:
         folder: the folder to seal.
         manifest: the metadata; `files` lists the side files that the folder holds already.
@@ -31,7 +33,8 @@ def seal(folder: Path, manifest: Manifest, parts: Mapping[str, bytes], side_file
     check_sizes(folder, parsed)
     shapes = {name: tensor.shape for name, tensor in manifest.tensors.items()}
     index_chunks(list(parsed.values()), shapes, {name: tensor.slots for name, tensor in manifest.tensors.items()})
-    files = dict(side_files) | hugging_face_index(list(parsed.values()), shapes)
+    index = {} if manifest.adapter else hugging_face_index(list(parsed.values()), shapes)
+    files = dict(side_files) | index
     digests = {**manifest.files, **{name: FileDigest.of(data) for name, data in files.items()}}
     manifest = replace(
         manifest,

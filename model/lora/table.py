@@ -27,7 +27,8 @@ def with_adapters(spec: DecoderSpec, options: LoraOptions) -> DecoderSpec:
     trained = _trained_with(spec.table, options, adapters)
     table: list[TensorSpec] = []
     for tensor in spec.table:
-        table.append(replace(tensor, trainable=tensor.trainable and (tensor.alias or tensor.name) in trained))
+        is_trained = tensor.trainable and (tensor.alias or tensor.name) in trained
+        table.append(replace(tensor, trainable=is_trained, stored=is_trained))
         if tensor.name in adapters:
             table += factors(tensor, adapters[tensor.name], spec.transposed)
     _check_experts(spec.table, adapters)

@@ -106,6 +106,7 @@ class Snapshot:
     def load(self, checkpoint: Checkpoint, peers: Peers = ALONE) -> None:
         """Reads the values that this rank updates from a checkpoint of any layout; `publish` completes the load.
 
+        Tensors that no checkpoint of this model has, the base of an adapter, stay unchanged.
         fp32 values come from "master" if it is stored, else from "weight".
 
         Args:
@@ -116,14 +117,15 @@ class Snapshot:
             CheckpointError: it has no optimizer states.
         """
         states = dict.fromkeys(slot for spec in self.table for slot in spec.states)
-        self._fill(checkpoint, tuple(dict.fromkeys(("master", *states))), peers)
+        elsewhere = frozenset(spec.name for spec in self.table if not spec.stored)
+        self._fill(checkpoint, tuple(dict.fromkeys(("master", *states))), peers, elsewhere)
 
     def load_weights(self, checkpoint: Checkpoint, peers: Peers = ALONE, without: frozenset[str] = frozenset()) -> None:
         """Reads parameters only, of any stored dtype; optimizer states stay unchanged. `publish` completes the load.
 
         Args:
             peers: see `load`.
-            without: frozen tensors that are not read, and may be missing.
+            without: tensors that are not read, and may be missing.
 
         Raises:
             ShapeMismatch: the checkpoint is not of this model.
@@ -143,7 +145,7 @@ class Snapshot:
         places: list[Callable[[torch.Tensor], object]] = []
         for slot in slots:
             for shard in self.buffers.shards:
-                if slot != "master" and slot not in shard.piece.tensor.states:
+                if (slot != "master" and slot not in shard.piece.tensor.states) or shard.piece.tensor.name in without:
                     continue
                 name = shard.piece.tensor.alias or shard.piece.tensor.name
                 stored = checkpoint.tensors[name].slots
@@ -158,7 +160,7 @@ class Snapshot:
                 requests.append(ReadRequest(tensor.alias or tensor.name, shard.piece.box, flat=shard.flat))
                 places.append(partial(self.buffers.write_frozen, shard))
         for local in self.buffers.unsharded:
-            if local.name in without:
+            if all(piece.tensor.name in without for piece in local.pieces):
                 continue
             whole = self.buffers.unsharded_tensor(local)
             whole.data = whole.data.contiguous()  # elements of an expanded tensor share memory

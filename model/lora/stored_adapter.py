@@ -1,0 +1,86 @@
+"""An adapter in a checkpoint: its options, its base, and the check of its tensors against the base's model."""
+
+from dataclasses import dataclass
+
+from ...checkpoint.format.adapter_record import BaseRecord
+from ...checkpoint.read.reader import Checkpoint
+from ...core.errors import CheckpointError, ConfigError, ShapeMismatch
+from ...core.tensors import TensorSpec
+from ..config import ModelConfig
+from ..registry import decoder_spec
+from ..spec import DecoderSpec
+from .options import LoraOptions
+from .peft_config import from_peft
+from .table import with_adapters
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAdapter:
+    """An adapter in a checkpoint.
+
+    Attributes:
+        checkpoint: the checkpoint, whose tensors are the adapter's.
+        options: its options.
+        base: the record of its base.
+    """
+
+    checkpoint: Checkpoint
+    options: LoraOptions
+    base: BaseRecord
+
+    @staticmethod
+    def of(checkpoint: Checkpoint) -> "StoredAdapter":
+        """Returns the adapter of a checkpoint.
+
+        Raises:
+            CheckpointError: the checkpoint holds a model, or an adapter that tk does not build.
+        """
+        record = checkpoint.manifest.adapter
+        if record is None:
+            raise CheckpointError(f"{checkpoint.path} holds a model, not an adapter of one.")
+        return StoredAdapter(checkpoint, from_peft(record.config, str(checkpoint.path)), record.base)
+
+    def decoder(self, config: ModelConfig) -> DecoderSpec:
+        """Returns the base's decoder with this adapter.
+
+        Args:
+            config: the shape of the base.
+
+        Raises:
+            ShapeMismatch: a stored tensor meets no module, has another shape, or is missing.
+        """
+        where = self.checkpoint.path
+        try:
+            spec = with_adapters(decoder_spec(config), self.options)
+        except ConfigError as error:
+            raise ShapeMismatch(f"{where} is no adapter of this base: {error}") from error
+        wanted = {tensor.name: tensor for tensor in spec.table if tensor.stored}
+        for name, found in self.checkpoint.tensors.items():
+            if name not in wanted:
+                raise ShapeMismatch(f"{where} holds {name}, which meets no module of its base with these options.")
+            if tuple(found.shape) != wanted[name].shape:
+                raise ShapeMismatch(_wrong_shape(str(where), wanted[name], tuple(found.shape)))
+        missing = [name for name in wanted if name not in self.checkpoint.tensors]
+        if missing:
+            raise ShapeMismatch(f"{where} has no {missing[0]}, which its configuration requires.")
+        return spec
+
+
+def _wrong_shape(where: str, wanted: TensorSpec, found: tuple[int, ...]) -> str:
+    return f"{where}: {wanted.name} has shape {list(found)}, but its base and rank require {list(wanted.shape)}."
+
+
+def check_base(adapter: StoredAdapter, identity: str, path: str) -> None:
+    """Raises CheckpointError if a base is not the one that an adapter was trained on.
+
+    Args:
+        adapter: the adapter.
+        identity: that of the base to be used.
+        path: its folder.
+    """
+    if adapter.base.identity and adapter.base.identity != identity:
+        raise CheckpointError(
+            f"{adapter.checkpoint.path} is an adapter of another base than {path}: it was trained on "
+            f"{adapter.base.path or 'a base'} with the identity {adapter.base.identity[:16]}..., and {path} has "
+            f"{identity[:16]}... Name the right base."
+        )
