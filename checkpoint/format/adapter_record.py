@@ -53,7 +53,8 @@ class AdapterRecord:
             return None
         found = {key: strict.mapping(document.get(key), f"{what}: {key}") for key in KEYS}
         base = strict.members(found["base"], f"{what}: base", _BASE_KEYS)
-        strict.digest(base["identity"], f"{what}: base: identity")
+        if base["identity"] != "":
+            strict.digest(base["identity"], f"{what}: base: identity")
         strict.text(base["path"], f"{what}: base: path", 4096)
         dtypes.by_code(strict.text(base["weight_dtype"], f"{what}: base: weight_dtype", 16), f"{what}: base")
         return AdapterRecord(found["adapter"], BaseRecord(**base))

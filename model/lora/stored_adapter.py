@@ -1,17 +1,28 @@
 """An adapter in a checkpoint: its options, its base, and the check of its tensors against the base's model."""
 
+import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
 
 from ...checkpoint.format.adapter_record import BaseRecord
 from ...checkpoint.read.reader import Checkpoint
+from ...core import dtypes
+from ...core.casts import widen
 from ...core.errors import CheckpointError, ConfigError, ShapeMismatch
 from ...core.tensors import TensorSpec
 from ..config import ModelConfig
 from ..registry import decoder_spec
 from ..spec import DecoderSpec
 from .options import LoraOptions
-from .peft_config import from_peft
+from .peft_config import FAN_IN_FAN_OUT, from_peft
 from .table import with_adapters
+from .targets import without_idle
+
+_ELEMENTS: Final = 2**20  # that are checked at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +38,13 @@ class StoredAdapter:
     checkpoint: Checkpoint
     options: LoraOptions
     base: BaseRecord
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The keys of PEFT's adapter_config.json."""
+        record = self.checkpoint.manifest.adapter
+        assert record is not None
+        return record.config
 
     @staticmethod
     def of(checkpoint: Checkpoint) -> "StoredAdapter":
@@ -47,23 +65,53 @@ class StoredAdapter:
             config: the shape of the base.
 
         Raises:
-            ShapeMismatch: a stored tensor meets no module, has another shape, or is missing.
+            ShapeMismatch: a stored tensor meets no module, has another shape, no floating dtype, or is missing.
         """
         where = self.checkpoint.path
         try:
-            spec = with_adapters(decoder_spec(config), self.options)
+            base = decoder_spec(config)
+            spec = with_adapters(base, without_idle(base.table, self.options))
         except ConfigError as error:
             raise ShapeMismatch(f"{where} is no adapter of this base: {error}") from error
+        transposed = self.config.get(FAN_IN_FAN_OUT)
+        if transposed not in (None, spec.transposed):
+            raise ShapeMismatch(
+                f"{where}: {FAN_IN_FAN_OUT} = {json.dumps(transposed)}, but weights of {config.architecture} are "
+                f"stored {'[in, out]' if spec.transposed else '[out, in]'}. Correct it, or name the right base."
+            )
         wanted = {tensor.name: tensor for tensor in spec.table if tensor.stored}
         for name, found in self.checkpoint.tensors.items():
             if name not in wanted:
                 raise ShapeMismatch(f"{where} holds {name}, which meets no module of its base with these options.")
             if tuple(found.shape) != wanted[name].shape:
                 raise ShapeMismatch(_wrong_shape(str(where), wanted[name], tuple(found.shape)))
+            if dtypes.by_code(found.slots["weight"]) not in dtypes.COMPUTE_DTYPES:
+                raise ShapeMismatch(
+                    f"{where}: {name} is stored as {found.slots['weight']}, and an adapter's values are "
+                    f"{', '.join(dtype.code for dtype in dtypes.COMPUTE_DTYPES)}. Save it in one of these."
+                )
         missing = [name for name in wanted if name not in self.checkpoint.tensors]
         if missing:
             raise ShapeMismatch(f"{where} has no {missing[0]}, which its configuration requires.")
         return spec
+
+    def check_values(self) -> None:
+        """Reads all values once.
+
+        Raises:
+            CheckpointError: a value is NaN or infinite: the model would answer with NaN alone.
+            ShardCorrupt: stored bytes do not match their checksum.
+        """
+        for name, tensor in self.checkpoint.tensors.items():
+            size = math.prod(tensor.shape)
+            for begin in range(0, size, _ELEMENTS):
+                part = self.checkpoint.read(name, flat=(begin, min(begin + _ELEMENTS, size)))
+                if not np.isfinite(widen(part.values, part.dtype)).all():
+                    raise CheckpointError(
+                        f"{self.checkpoint.path}: {name} holds NaN or an infinity, with which every answer would be "
+                        "NaN. Use an earlier step of its training."
+                    )
+        self.checkpoint.folder.require_unchanged()
 
 
 def _wrong_shape(where: str, wanted: TensorSpec, found: tuple[int, ...]) -> str:
