@@ -148,10 +148,8 @@ def _architecture_table(checkpoint: "Checkpoint", layout: "Layout") -> "Table | 
     from ..model.registry import architectures, tensor_table
     from ..model.stored_config import stored_config
 
-    if (
-        checkpoint.manifest.adapter
-        or (layout.world_size == 1
-        and checkpoint.config().get("model_type") not in architectures())
+    if checkpoint.manifest.adapter or (
+        layout.world_size == 1 and checkpoint.config().get("model_type") not in architectures()
     ):
         return None
     return tensor_table(stored_config(checkpoint))

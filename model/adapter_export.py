@@ -1,5 +1,6 @@
 """Export of an adapter to peft: the configuration with which peft gives the same modules the same products."""
 
+import logging
 import os
 from typing import Any
 
@@ -13,6 +14,8 @@ from .lora.table import is_factor, leaf
 from .lora.targets import module_of, without_idle
 from .registry import tensor_table
 from .spec import DecoderSpec
+
+_log = logging.getLogger(__name__)
 
 
 def prepare_peft_export(
@@ -38,6 +41,12 @@ def prepare_peft_export(
             "--merge."
         )
     spec = adapter.decoder(config)
+    if any(tensor.expert is not None and tensor.name in spec.adapters for tensor in spec.table):
+        _log.warning(
+            "%s has adapters of experts. peft with transformers 5 knows those of some architectures only, and then no "
+            "adapters of dense blocks with the same names of weights: compare its answers, or use --merge.",
+            source.path,
+        )
     keys = _peft_keys(adapter, config, spec) | {"base_model_name_or_path": base or adapter.base.path or None}
     return prepare_adapter_export(source, target, keys, {module_of(name) for name in spec.adapters}, force=force)
 
