@@ -1,5 +1,6 @@
 """The merge of an adapter into its base: equal to `peft`'s, rounded once, and of the right base only."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,21 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is d
 FIRST = ("llama3", "gpt2")  # in `make test`
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama and an adapter of its queries: `base` and `adapter`."""
+    home = tmp_path_factory.mktemp("made")
+    make_with_peft("llama3", home, target_modules=["q_proj"])
+    return home
+
+
+@pytest.fixture
+def pair(made: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A copy of both."""
+    base, adapter = (Path(shutil.copytree(made / name, tmp_path / name)) for name in ("base", "adapter"))
+    return base, with_config(adapter, base_model_name_or_path=str(base))
+
+
 def stored(path: Path) -> StoredAdapter:
     return StoredAdapter.of(Checkpoint.open(path))
 
@@ -68,8 +84,8 @@ def test_adapters_of_experts_are_added_to_each_expert(tmp_path: Path, name: str)
     torch.testing.assert_close(found, our_logits(base, step), rtol=1e-4, atol=1e-4)
 
 
-def test_a_sum_is_rounded_once_and_what_was_lost_is_counted(tmp_path: Path) -> None:
-    base, adapter, _ = make_with_peft("llama3", tmp_path, target_modules=["q_proj"])
+def test_a_sum_is_rounded_once_and_what_was_lost_is_counted(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    base, adapter = pair
     AutoModelForCausalLM.from_pretrained(base).bfloat16().save_pretrained(tmp_path / "narrow")
     scale, before, factors = 0.02 / 4, load_file(tmp_path / "narrow" / "model.safetensors"), tensors_of(adapter)
     prepared = prepare_merge(
@@ -124,9 +140,11 @@ def test_a_base_of_any_layout_is_merged(tmp_path: Path) -> None:
     assert differing(model_tensors(one), model_tensors(two), 0.0) == []
 
 
-def test_another_base_is_refused_and_an_unnamed_one_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_base_is_refused_and_an_unnamed_one_asked_for(
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    base, adapter, _ = make_with_peft("llama3", tmp_path, target_modules=["q_proj"])
+    base, adapter = pair
     names = [spec.name for spec in tensor_table(ModelConfig.from_folder(base)) if not spec.alias]
     identity = weights_identity(Checkpoint.open(base), names)
     step = save_as_step(tmp_path / "run", base, LoraOptions(rank=4, targets=("q_proj",)), Layout(), identity=identity)
@@ -148,16 +166,18 @@ def test_another_base_is_refused_and_an_unnamed_one_asked_for(tmp_path: Path, mo
         open_base(stored(adapter), tmp_path / "gone")
 
 
-def test_the_shape_of_a_base_is_read_beside_the_adapter_or_from_the_base(tmp_path: Path) -> None:
-    base, adapter, _ = make_with_peft("llama3", tmp_path, target_modules=["q_proj"])
+def test_the_shape_of_a_base_is_read_beside_the_adapter_or_from_the_base(
+    pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    base, adapter = pair
     step = save_as_step(tmp_path / "run", base, LoraOptions(rank=4, targets=("q_proj",)), Layout())
     assert base_config(stored(adapter)) == ModelConfig.from_folder(base)
     base.rename(tmp_path / "moved")
     assert base_config(stored(step)) == base_config(stored(adapter), tmp_path / "moved")
 
 
-def test_no_source_is_replaced(tmp_path: Path) -> None:
-    base, adapter, _ = make_with_peft("llama3", tmp_path, target_modules=["q_proj"])
+def test_no_source_is_replaced(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    base, adapter = pair
     for folder in (base, adapter):
         before = {path: path.read_bytes() for path in folder.iterdir()}
         with pytest.raises(ConfigError, match="is the source"):
@@ -165,8 +185,8 @@ def test_no_source_is_replaced(tmp_path: Path) -> None:
         assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_an_adapter_that_changes_meanwhile_leaves_nothing(tmp_path: Path) -> None:
-    base, adapter, _ = make_with_peft("llama3", tmp_path, target_modules=["q_proj"])
+def test_an_adapter_that_changes_meanwhile_leaves_nothing(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    base, adapter = pair
     prepared = prepare_merge(stored(adapter), Checkpoint.open(base), tmp_path / "out")
     with_config(adapter, lora_alpha=7)
     with pytest.raises(CheckpointError, match=r"adapter_config.json was replaced or changed"):
@@ -182,8 +202,8 @@ def spoiled(adapter: Path, value: float) -> Path:
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
-def test_values_that_are_not_finite_are_refused_by_name(tmp_path: Path, value: float) -> None:
-    base, adapter, _ = make_with_peft("llama3", tmp_path, target_modules=["q_proj"])
+def test_values_that_are_not_finite_are_refused_by_name(pair: tuple[Path, Path], tmp_path: Path, value: float) -> None:
+    base, adapter = pair
     with pytest.raises(CheckpointError, match=r"model.layers.2.self_attn.q_proj.lora_B.weight holds NaN or an inf"):
         prepare_merge(stored(spoiled(adapter, value)), Checkpoint.open(base), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -1,5 +1,6 @@
 """An adapter's tensors against its base: each one that does not fit is refused by name, before anything is loaded."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,10 +23,16 @@ NAME = "model.layers.1.self_attn.q_proj"
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama, and an adapter of its queries."""
+    return make_with_peft("llama3", tmp_path_factory.mktemp("made"), target_modules=["q_proj"])[1]
+
+
 @pytest.fixture
-def adapter(tmp_path: Path) -> Path:
-    """An adapter of a Llama's queries."""
-    return make_with_peft("llama3", tmp_path, target_modules=["q_proj"])[1]
+def adapter(made: Path, tmp_path: Path) -> Path:
+    """A copy of the adapter."""
+    return Path(shutil.copytree(made, tmp_path / "adapter"))
 
 
 def config_of(name: str) -> ModelConfig:
@@ -87,8 +94,10 @@ def test_entries_that_select_nothing_are_no_error(adapter: Path) -> None:
     assert stored(with_config(adapter, **changes)).decoder(config_of("llama3")) == plain
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [(float("nan"), torch.float32), (float("inf"), torch.bfloat16), (float("-inf"), torch.float16)],
+)
 def test_values_are_finite(adapter: Path, value: float, dtype: torch.dtype) -> None:
     key = f"{AT}.lora_B.weight"
 
@@ -101,6 +110,6 @@ def test_values_are_finite(adapter: Path, value: float, dtype: torch.dtype) -> N
         stored(adapter).check_values()
 
 
-def test_a_model_is_no_adapter(adapter: Path) -> None:
+def test_a_model_is_no_adapter(made: Path) -> None:
     with pytest.raises(CheckpointError, match="holds a model, not an adapter of one"):
-        StoredAdapter.of(Checkpoint.open(adapter.parent / "base"))
+        StoredAdapter.of(Checkpoint.open(made.parent / "base"))
