@@ -1,7 +1,7 @@
 """The identity of a model's weights, which any layout of them has: an adapter names its base by it.
 
-It is the SHA-256 over the lines "NAME DTYPE SHAPE SHA-256" of all weights in sorted order, where the last is that of the
-weight's logical bytes. To compute it every byte is read, so the result is kept for the next time, under the
+It is the SHA-256 over the lines "NAME DTYPE SHAPE SHA-256" of all weights in sorted order, where the last is that of
+the weight's logical bytes. To compute it every byte is read, so the result is kept for the next time, under the
 checkpoint's fingerprint: the digest of a step's manifest, or the sizes, times and inodes of a folder without one.
 """
 
