@@ -40,7 +40,7 @@ def weights_identity(checkpoint: Checkpoint, names: Sequence[str]) -> str:
     kept = _kept_in(checkpoint, wanted)
     found = _read(kept)
     if not found:
-        _log.info("reading all weights of %s, to tell this base from others", checkpoint.path)
+        _log.info("reading all weights of %s once, for its identity", checkpoint.path)
         found = _computed(checkpoint, wanted)
         _keep(kept, found)
     return found

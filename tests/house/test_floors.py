@@ -85,9 +85,9 @@ FLOORS: dict[str, dict[str, int]] = {
         "expert_keys": 3,
         "llama_family": 3,
         "lora": 3,
-        "placement": 3,
+        "placement": 4,
         "architectures": 4,
-        "experts": 4,
+        "experts": 5,
     },
     "proto": {"open_inference": 0, "v1": 0},
     "train": {
@@ -113,7 +113,7 @@ COMPUTE: dict[str, str] = {
     "infer.engine.kernels.aten": "experts interpreter kv_cache model_runner online_softmax paged_attention "
     "pages prepare prepared_weights row_tiles",
     "model": "activation attention balance decoder init loading mlp norm peers placement recompute rope",
-    "model.experts": "experts mixture router shared spreads token_pairs",
+    "model.experts": "adapted experts mixture router shared spreads token_pairs",
     "parallel": "adapters collectives functions grouped_products head_loss host layers linear link_factory local_link "
     "meeting mesh mlp_blocks point_to_point products row_blocks row_exchange token_noise torch_dtypes wide_sums",
     "parity": "close_choices flat_values foreign gradients measure reference_values updates",

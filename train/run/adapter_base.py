@@ -12,9 +12,9 @@ from ...core.dtypes import by_name
 from ...core.errors import CheckpointError, ConfigError
 from ...model.config import ModelConfig
 from ...model.lora.peft_config import to_peft
-from ...model.lora.stored_adapter import StoredAdapter, check_base
 from ...model.lora.table import is_factor
 from ...model.spec import DecoderSpec
+from ...model.stored_adapter import StoredAdapter, check_base
 from ..config.initial_model import open_init
 from ..config.train_config import TrainConfig
 from ..saving.checkpointer import Checkpointer
