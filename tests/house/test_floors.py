@@ -84,10 +84,11 @@ FLOORS: dict[str, dict[str, int]] = {
         "window_keys": 2,
         "expert_keys": 3,
         "llama_family": 3,
-        "lora": 3,
-        "placement": 4,
+        "lora": 4,
+        "row_slices": 3,
+        "placement": 5,
         "architectures": 4,
-        "experts": 5,
+        "experts": 6,
     },
     "proto": {"open_inference": 0, "v1": 0},
     "train": {
@@ -114,8 +115,8 @@ COMPUTE: dict[str, str] = {
     "pages prepare prepared_weights row_tiles",
     "model": "activation attention balance decoder init loading mlp norm peers placement recompute rope",
     "model.experts": "adapted experts mixture router shared spreads token_pairs",
-    "parallel": "adapters collectives functions grouped_products head_loss host layers linear link_factory local_link "
-    "meeting mesh mlp_blocks point_to_point products row_blocks row_exchange token_noise torch_dtypes wide_sums",
+    "parallel": "adapters coded_weight collectives functions grouped_products head_loss host layers linear "
+    "link_factory local_link meeting mesh mlp_blocks point_to_point products row_blocks row_exchange token_noise torch_dtypes wide_sums",
     "parity": "close_choices flat_values foreign gradients measure reference_values updates",
     "train.context": "gather kernels tiled tiled_attention ulysses",
     "train.engine": "attention compiling evaluate nonfinite optimizer_step passes rows stages training_engine",
