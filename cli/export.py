@@ -76,8 +76,8 @@ def export(
 def _adapter(checkpoint: "Checkpoint", target: Path, base: Path | None, force: bool) -> "Prepared":
     """Returns the export of an adapter to peft. Its base is read only if the adapter has no config.json of it."""
     from ..model.adapter_export import prepare_peft_export
-    from ..model.lora.stored_adapter import StoredAdapter
     from ..model.merged_adapter import base_config
+    from ..model.stored_adapter import StoredAdapter
 
     adapter = StoredAdapter.of(checkpoint)
     config = base_config(adapter, base)
@@ -86,8 +86,8 @@ def _adapter(checkpoint: "Checkpoint", target: Path, base: Path | None, force: b
 
 def _merge(checkpoint: "Checkpoint", target: Path, given: Path | None, plain: bool, force: bool) -> "Prepared":
     """Returns the export of a base with an adapter's changes."""
-    from ..model.lora.stored_adapter import StoredAdapter
     from ..model.merged_adapter import open_base, prepare_merge, require_base
+    from ..model.stored_adapter import StoredAdapter
 
     adapter = StoredAdapter.of(checkpoint)
     base = open_base(adapter, given)

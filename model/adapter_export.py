@@ -9,11 +9,11 @@ from ..checkpoint.convert.reshard import Prepared
 from ..core.errors import ConfigError
 from .config import ModelConfig
 from .lora.peft_config import FAN_IN_FAN_OUT, to_peft
-from .lora.stored_adapter import StoredAdapter
 from .lora.table import is_factor, leaf
 from .lora.targets import module_of, without_idle
 from .registry import tensor_table
 from .spec import DecoderSpec
+from .stored_adapter import StoredAdapter
 
 _log = logging.getLogger(__name__)
 

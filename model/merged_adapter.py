@@ -23,11 +23,11 @@ from ..core.dtypes import FP32
 from ..core.errors import CheckpointError, ConfigError
 from .adapter_text import check_vocabulary, merged_text_files
 from .config import ModelConfig
-from .lora.stored_adapter import StoredAdapter, check_base
 from .lora.table import is_factor
 from .lora.targets import module_of
 from .registry import tensor_table
 from .spec import DecoderSpec
+from .stored_adapter import StoredAdapter, check_base
 from .stored_config import stored_config
 
 
@@ -107,13 +107,13 @@ def open_base(adapter: StoredAdapter, given: str | os.PathLike[str] | None = Non
 
     Raises:
         ConfigError: the adapter does not say what its base is, and none is given.
-        CheckpointError: the base does not open, or is itself an adapter.
+        CheckpointError: the base does not open.
     """
     path = given or adapter.base.path
     if not path:
         raise ConfigError(f"{adapter.checkpoint.path} does not say what its base is. Name that model: --base CKPT.")
     try:
-        base = Checkpoint.open(path)
+        return Checkpoint.open(path)
     except CheckpointError as error:
         if given:
             raise
@@ -121,9 +121,6 @@ def open_base(adapter: StoredAdapter, given: str | os.PathLike[str] | None = Non
             f"{adapter.checkpoint.path} was trained on {path}, which does not open: {error} Name the folder of that "
             "model: --base CKPT."
         ) from error
-    if base.manifest.adapter:
-        raise CheckpointError(f"{base.path} holds an adapter, not the model that one was trained on. Name the model.")
-    return base
 
 
 def base_config(adapter: StoredAdapter, given: str | os.PathLike[str] | None = None) -> ModelConfig:

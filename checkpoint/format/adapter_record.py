@@ -16,8 +16,8 @@ class BaseRecord:
     """The base of an adapter.
 
     Attributes:
-        identity: the SHA-256 of its logical tensors, which does not depend on a layout; "" where nobody knows it.
-        path: the folder that it was in; "" where nobody knows it.
+        identity: the SHA-256 of its logical tensors, which does not depend on a layout; "" if it is not known.
+        path: the folder that it was in; "" if it is not known.
         weight_dtype: the safetensors code of its weights in training.
     """
 
@@ -32,7 +32,7 @@ class AdapterRecord:
 
     Attributes:
         config: the keys of PEFT's adapter_config.json that decide its tensors and product.
-        base: its base.
+        base: the model that it was trained on.
     """
 
     config: Mapping[str, Any]

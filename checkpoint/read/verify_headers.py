@@ -57,7 +57,7 @@ def check_index(folder: CheckpointFolder) -> Iterator[Problem]:
             yield Problem(hf.INDEX, f"{where} is not in the manifest, though every weight is stored as a whole tensor.")
         return
     if wanted is None:
-        yield Problem(hf.INDEX, f"{where} is there, though no other program reads these weights as a model.")
+        yield Problem(hf.INDEX, f"{where} is there, though the weights are no whole model of other programs.")
         return
     found = strict.mapping(strict.parse(folder.read_side_files([hf.INDEX])[hf.INDEX], str(where)), str(where))
     listed = strict.mapping(found.get("weight_map"), f"{where}: weight_map")

@@ -109,6 +109,21 @@ HELD = {
         "manifest:a_manifest_comes_back_from_its_bytes",
         "step_names:a_step_of_a_newer_tk_is_refused_and_not_passed_over",
     ],
+    "A step of a run that trains an adapter": ["train/adapter_base:a_step_holds_the_adapter_and_its_slots_alone"],
+    "Their names are those of PEFT": ["train/adapter_base:a_step_holds_the_adapter_and_its_slots_alone"],
+    "Its manifest has two more keys": [
+        "adapter_record:a_manifest_with_an_adapter_comes_back_and_older_readers_refuse_it_as_newer",
+        "train/adapter_base:a_step_holds_the_adapter_and_its_slots_alone",
+    ],
+    "The identity is the SHA-256": [
+        "identity:every_layout_of_the_weights_has_the_identity_that_the_format_page_defines"
+    ],
+    "So a base that was resharded": ["train/adapter_base:a_resharded_base_is_the_same_base"],
+    "It is computed once": [
+        "identity:an_identity_is_computed_once",
+        "identity:one_changed_value_is_another_identity_although_the_first_is_kept",
+    ],
+    "An adapter is loaded on the base": ["train/adapter_base:another_base_is_refused_with_both_names"],
     "A run folder holds": ["run_folder:a_second_writer_is_refused_by_name", "run_folder:a_saved_step_is_there"],
     "Its content names the holder": ["run_lock:a_living_job_of_another_host_keeps_others_out"],
     "If it names a job": [

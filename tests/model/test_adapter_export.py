@@ -13,9 +13,9 @@ from tk.core.layout import Layout
 from tk.model.adapter_export import explicit_targets, prepare_peft_export
 from tk.model.config import ModelConfig
 from tk.model.lora.options import LoraOptions
-from tk.model.lora.stored_adapter import StoredAdapter
 from tk.model.lora.table import with_adapters
 from tk.model.registry import decoder_spec
+from tk.model.stored_adapter import StoredAdapter
 from tk.tests.model.architectures import ENTRIES
 from tk.tests.model.lora.peft_adapters import (
     logits_of,

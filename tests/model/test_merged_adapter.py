@@ -16,9 +16,9 @@ from tk.core.errors import CheckpointError, ConfigError
 from tk.core.layout import Layout
 from tk.model.config import ModelConfig
 from tk.model.lora.options import LoraOptions
-from tk.model.lora.stored_adapter import StoredAdapter
 from tk.model.merged_adapter import AdapterMerge, base_config, open_base, prepare_merge, require_base
 from tk.model.registry import tensor_table
+from tk.model.stored_adapter import StoredAdapter
 from tk.tests.model.architectures import ENTRIES
 from tk.tests.model.lora.peft_adapters import (
     differing,
@@ -156,8 +156,8 @@ def test_another_base_is_refused_and_an_unnamed_one_asked_for(
     other.save_pretrained(tmp_path / "other")
     with pytest.raises(CheckpointError, match=r"is an adapter of another base than .*other: it was trained on .*base"):
         require_base(stored(step), open_base(stored(step), tmp_path / "other"))
-    with pytest.raises(CheckpointError, match="holds an adapter, not the model"):
-        open_base(stored(step), adapter)
+    with pytest.raises(CheckpointError, match="holds an adapter, not a model"):
+        require_base(stored(step), open_base(stored(step), adapter))
     with pytest.raises(ConfigError, match=r"does not say what its base is. Name that model: --base CKPT"):
         open_base(stored(with_config(adapter, base_model_name_or_path=None)))
     with pytest.raises(CheckpointError, match=r"was trained on org/gone, which does not open: .* --base CKPT"):

@@ -20,9 +20,9 @@ from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
 from tk.model.lora.options import LoraOptions
 from tk.model.lora.peft_config import to_peft
-from tk.model.lora.stored_adapter import StoredAdapter
 from tk.model.lora.table import with_adapters
 from tk.model.registry import decoder_spec
+from tk.model.stored_adapter import StoredAdapter
 from tk.model.stored_config import stored_config
 from tk.parallel.layers import LayerContext
 from tk.parallel.mesh import ALONE

@@ -7,11 +7,13 @@ import pytest
 
 from tk.core.casts import Array, cast
 from tk.core.dtypes import BF16, FP32
-from tk.infer.engine.program.lower import lower, most_slices
+from tk.core.quantization import Grouping, quantize, untransposed
+from tk.infer.engine.program.lower import lower
 from tk.infer.engine.program.operations import Head, Multiply, Route, RunExperts
-from tk.infer.engine.program.quantization import Grouping, groupings, quantize, untransposed
+from tk.infer.engine.program.quantization import groupings
 from tk.model.config import ModelConfig
 from tk.model.registry import architectures, decoder_spec
+from tk.model.row_slices import most_slices
 from tk.model.spec import DecoderSpec
 
 SIZES = {"vocab_size": 50, "hidden_size": 64, "num_attention_heads": 8, "intermediate_size": 208}

@@ -8,19 +8,19 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...checkpoint.format.adapter_record import BaseRecord
-from ...checkpoint.read.reader import Checkpoint
-from ...core import dtypes
-from ...core.casts import widen
-from ...core.errors import CheckpointError, ConfigError, ShapeMismatch
-from ...core.tensors import TensorSpec
-from ..config import ModelConfig
-from ..registry import decoder_spec
-from ..spec import DecoderSpec
-from .options import LoraOptions
-from .peft_config import FAN_IN_FAN_OUT, from_peft
-from .table import with_adapters
-from .targets import without_idle
+from ..checkpoint.format.adapter_record import BaseRecord
+from ..checkpoint.read.reader import Checkpoint
+from ..core import dtypes
+from ..core.casts import widen
+from ..core.errors import CheckpointError, ConfigError, ShapeMismatch
+from ..core.tensors import TensorSpec
+from .config import ModelConfig
+from .lora.options import LoraOptions
+from .lora.peft_config import FAN_IN_FAN_OUT, from_peft
+from .lora.table import with_adapters
+from .lora.targets import without_idle
+from .registry import decoder_spec
+from .spec import DecoderSpec
 
 _ELEMENTS: Final = 2**20  # that are checked at once
 
@@ -31,7 +31,7 @@ class StoredAdapter:
 
     Attributes:
         checkpoint: the checkpoint, whose tensors are the adapter's.
-        options: its options.
+        options: those that decide its tensors and product.
         base: the record of its base.
     """
 
@@ -122,9 +122,9 @@ def check_base(adapter: StoredAdapter, identity: str, path: str) -> None:
     """Raises CheckpointError if a base is not the one that an adapter was trained on.
 
     Args:
-        adapter: the adapter.
+        adapter: an adapter with the record of its base.
         identity: that of the base to be used.
-        path: its folder.
+        path: the folder of the base to be used.
     """
     if adapter.base.identity and adapter.base.identity != identity:
         raise CheckpointError(

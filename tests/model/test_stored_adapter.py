@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tk.checkpoint import Checkpoint
 from tk.core.errors import CheckpointError, ShapeMismatch
 from tk.model.config import ModelConfig
-from tk.model.lora.stored_adapter import StoredAdapter
+from tk.model.stored_adapter import StoredAdapter
 from tk.tests.model.architectures import ENTRIES
 from tk.tests.model.lora.peft_adapters import make_with_peft, with_config
 
