@@ -24,7 +24,7 @@ def prepare_peft_export(
     """Plans the folder of an adapter for peft; `.run()` writes it.
 
     Args:
-        adapter: the adapter.
+        adapter: a step of ours.
         config: the shape of its base.
         target: the new folder.
         base: the path or name of the base that the folder says; "" = the recorded one.

@@ -43,7 +43,7 @@ class AdapterMerge:
         """Reads nothing.
 
         Args:
-            adapter: the adapter.
+            adapter: the one to be added.
             spec: the base's decoder with it.
         """
         self._adapter, self._spec = adapter.checkpoint, spec
@@ -135,7 +135,7 @@ def require_base(adapter: StoredAdapter, base: Checkpoint) -> bool:
     """Checks the identity of a base, which reads all of its weights unless it is known from an earlier time.
 
     Args:
-        adapter: the adapter.
+        adapter: the one that has to fit.
         base: the checkpoint to be used as its base.
 
     Returns:
@@ -162,7 +162,7 @@ def prepare_merge(
     """Plans the folder of a base with an adapter's changes; `.run()` writes it.
 
     Args:
-        adapter: the adapter.
+        adapter: the one to be added.
         base: its base; see `require_base` for the check of its identity.
         target: the new folder.
         plain: whether to leave out tk's manifest, COMMIT and checksums.

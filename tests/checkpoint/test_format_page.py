@@ -231,6 +231,38 @@ HELD = {
         "foreign:weights_that_transformers_would_not_load_are_refused",
         "foreign:every_foreign_format_is_named_with_a_remedy",
     ],
+    "A PEFT folder (": [
+        "peft_folder:tensors_have_their_names_in_the_model",
+        "peft_folder:a_wrapped_bias_and_whole_modules_have_the_names_of_the_base",
+        "model/adapter_export:an_adapter_of_peft_gives_the_same_logits_here",
+    ],
+    "Any other name is refused": ["peft_folder:other_names_are_refused_by_name"],
+    "An option that makes another product": [
+        "model/peft_config:a_key_that_changes_the_adapter_is_refused_by_name",
+        "model/peft_config:a_key_that_says_nothing_is_ignored",
+    ],
+    "Such a folder names its base": ["cli/export:an_adapter_goes_to_peft_and_into_its_base"],
+    "Entries of its lists": ["model/stored_adapter:entries_that_select_nothing_are_no_error"],
+    "Before an adapter is used": [
+        "model/stored_adapter:a_tensor_that_does_not_fit_is_refused_by_name",
+        "model/stored_adapter:values_are_finite",
+    ],
+    "Its tokenizer and chat templates": [
+        "model/adapter_text:the_same_vocabulary_is_allowed_and_another_refused",
+        "model/adapter_text:its_files_take_the_place_of_the_bases",
+    ],
+    "`tk export` writes an adapter's step": [
+        "model/adapter_export:an_export_gives_the_same_logits_in_peft",
+        "model/adapter_export:ends_of_names_are_targets_only_if_they_select_the_same_modules",
+    ],
+    "The names of the files stay": ["model/adapter_export:adapters_of_experts_are_exported_with_a_warning"],
+    "With `--merge` the base": [
+        "model/merged_adapter:a_merge_equals_that_of_peft",
+        "model/merged_adapter:tiles_of_any_size_give_the_same_sums",
+        "model/merged_adapter:adapters_of_experts_are_added_to_each_expert",
+    ],
+    "What the adapter holds whole": ["model/merged_adapter:a_merge_equals_that_of_peft"],
+    "The share of the adapted": ["model/merged_adapter:a_sum_is_rounded_once_and_what_was_lost_is_counted"],
     "Ranks of one host that load together": [
         "shared_read:inference_ranks_read_the_weights_once",
         "shared_read:training_ranks_read_every_slot_once",
