@@ -52,7 +52,7 @@ def _feed_forward(
     """Maps hidden states [..., D] to [..., D], in blocks of `num_rows` positions if that is not 0."""
     if not num_rows:
         return down(up(x_ND, noise), activation, noise)  # type: ignore[no-any-return]
-    if up.adapter is None and down.adapter is None:
+    if all(layer.adapter is None and layer.codes is None for layer in (up, down)):
         return MLPBlocks(up, down, activation, num_rows)(x_ND)
     parts = x_ND.split(num_rows, dim=SEQUENCE)
     return torch.cat(

@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from ...core import dtypes
+from ...core.dtypes import COMPUTE_NAMES
+from ...core.errors import ManifestError
 from . import json_strict as strict
 
 KEYS: Final = ("base", "adapter")  # of the manifest, since version 3: both or none
+WEIGHT_DTYPES: Final = (*COMPUTE_NAMES, "int8", "int4")
 _BASE_KEYS: Final = ("identity", "path", "weight_dtype")
 
 
@@ -18,7 +20,7 @@ class BaseRecord:
     Attributes:
         identity: the SHA-256 of its logical tensors, which does not depend on a layout; "" if it is not known.
         path: the folder that it was in; "" if it is not known.
-        weight_dtype: the safetensors code of its weights in training.
+        weight_dtype: the numbers of its weights in training, one of WEIGHT_DTYPES; "" if they are not known.
     """
 
     identity: str
@@ -56,5 +58,6 @@ class AdapterRecord:
         if base["identity"] != "":
             strict.digest(base["identity"], f"{what}: base: identity")
         strict.text(base["path"], f"{what}: base: path", 4096)
-        dtypes.by_code(strict.text(base["weight_dtype"], f"{what}: base: weight_dtype", 16), f"{what}: base")
+        if base["weight_dtype"] not in WEIGHT_DTYPES:
+            raise ManifestError(f"{what}: base: weight_dtype must be one of {', '.join(WEIGHT_DTYPES)}.")
         return AdapterRecord(found["adapter"], BaseRecord(**base))

@@ -56,6 +56,11 @@ class TrainConfig(Section):
                 f"train.router_bias_update_rate = {self.train.router_bias_update_rate:g} changes routers of the base, "
                 "which [lora] leaves as it is: leave out one of the two"
             )
+        if self.lora is not None and self.lora.base_bits and self.zero.stage == 3:
+            raise ValueError(
+                f'lora.base = "{self.lora.base}" keeps the base in codes on every rank, and zero.stage = 3 spreads it: '
+                'use a stage of 0 to 2, or base = "auto"'
+            )
         if problem := self.offload.problem_at(self.zero.stage):
             raise ValueError(problem.removesuffix("."))
         parallel = self.parallel

@@ -1,6 +1,6 @@
 """The base of an adapter that a run trains: its weights, and the record of it that every step keeps."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,9 +8,9 @@ from ...checkpoint.convert.identity import weights_identity
 from ...checkpoint.format.adapter_record import AdapterRecord, BaseRecord
 from ...checkpoint.read.reader import Checkpoint
 from ...checkpoint.read.shared_read import Peers, open_together, share_errors
-from ...core.dtypes import by_name
 from ...core.errors import CheckpointError, ConfigError
 from ...model.config import ModelConfig
+from ...model.decoder import Decoder
 from ...model.lora.peft_config import to_peft
 from ...model.lora.table import is_factor
 from ...model.spec import DecoderSpec
@@ -18,6 +18,7 @@ from ...model.stored_adapter import StoredAdapter, check_base
 from ..config.initial_model import open_init
 from ..config.train_config import TrainConfig
 from ..saving.checkpointer import Checkpointer
+from .coded_base import load_codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +55,20 @@ class AdapterBase:
         with share_errors(ranks):
             if ranks.rank == 0:
                 names = [tensor.name for tensor in spec.table if not tensor.alias and not is_factor(tensor)]
-                identity, code = weights_identity(checkpoint, names), by_name(config.precision.params).code
-                base = BaseRecord(identity, str(checkpoint.path.absolute()), code)
+                identity = weights_identity(checkpoint, names)
+                dtype = config.precision.params if config.lora.base == "auto" else config.lora.base
+                base = BaseRecord(identity, str(checkpoint.path.absolute()), dtype)
                 record = AdapterRecord(to_peft(config.lora.options), base)
         return AdapterBase(checkpoint, model, spec, record)
 
-    def load(self, checkpointer: Checkpointer, readers: Peers) -> None:
-        """Fills the weights of the base; every rank calls it."""
+    def load(self, checkpointer: Checkpointer, decoders: Sequence[Decoder], readers: Peers) -> None:
+        """Fills the weights of the base, in the rank's stages; every rank calls it."""
         factors = frozenset(tensor.name for tensor in self.spec.table if is_factor(tensor))
         checkpointer.load_weights(self.checkpoint, readers, factors)
+        if self.spec.base_bits:
+            with share_errors(checkpointer.ranks):
+                buffers = checkpointer.engine.buffers
+                load_codes(decoders, self.checkpoint, buffers.dtype, buffers.device, readers)
 
     def load_adapter(self, adapter: Checkpoint, checkpointer: Checkpointer, readers: Peers) -> None:
         """Fills the adapter's weights from those of another one; every rank calls it.

@@ -1,6 +1,7 @@
 """The start of a run of `tk train`: from a step of its own, another checkpoint, or the weights of `[model] init`."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 from ...checkpoint.read.reader import Checkpoint
 from ...checkpoint.read.shared_read import Peers, open_together, share_errors
 from ...core.errors import ConfigError
+from ...model.decoder import Decoder
 from ...model.peers import peers
 from ...parallel.host import host_group
 from ..config.initial_model import initial_shape, open_init, unsupported_options
@@ -32,6 +34,7 @@ class RunStart:
         config: the run's configuration.
         inputs: the run's inputs.
         base: the base of the adapter that the run trains; None if it trains a model.
+        decoders: the rank's stages, if there is a base.
     """
 
     checkpointer: Checkpointer
@@ -39,6 +42,7 @@ class RunStart:
     config: TrainConfig
     inputs: Inputs
     base: AdapterBase | None = None
+    decoders: Sequence[Decoder] = ()
 
     def begin(self, resume: str, fork: bool) -> TrainState:
         """Fills the model from the checkpoint that `resume` means, and returns the state of the run at its start.
@@ -64,7 +68,7 @@ class RunStart:
             checkpointer.from_rank_0,
         )
         if self.base is not None:
-            self.base.load(checkpointer, readers)
+            self.base.load(checkpointer, self.decoders, readers)
         if resume not in ("auto", "never"):
             return start.from_given(Path(resume), fork)
         if resume == "never":

@@ -10,6 +10,7 @@ from ...core.local_params import LocalParam
 from ...data.batches import MicroBatch, global_batch
 from ...data.dataset import PackedDataset
 from ...model.init import fill_initial
+from ...model.lora.coded import resident_table
 from ...model.lora.table import is_factor
 from ...model.shape import ModelKeys
 from ...parallel.collectives import all_reduce
@@ -36,6 +37,7 @@ from ..state.progress import StepResult, TrainState
 from ..state.stored_state import RunResume
 from ..zero.states.pinned_copies import PinnedCopies
 from .adapter_base import AdapterBase
+from .coded_base import make_codes
 from .inputs import open_inputs
 from .run_start import RunStart
 
@@ -119,12 +121,14 @@ class Trainer:
         )
         engine = TrainingEngine(
             self.stages,
-            self.spec.table,
+            resident_table(self.spec, self.mesh.tp.size),
             self.mesh,
             options,
             device=self.device,
             fill=partial(self._fill, PinnedCopies()),
         )
+        if self.spec.base_bits and not self.config.model.init:
+            make_codes(self.stages, self.config.train.seed, self.dtype, self.device)
         if self.config.zero.stage == 3:
             engine.gather_around(gathered_units(self.stages, engine.buffers), prefetch=self.config.zero.overlap)
         if self.config.offload.optimizer != "none":
@@ -148,7 +152,7 @@ class Trainer:
         self.heartbeat.beat("loading")
         base = AdapterBase.of(self.config, self.inputs.model, self.spec, self.checkpointer.ranks)
         with self.checkpointer.open(self.save_options(base)) as run:
-            start = RunStart(self.checkpointer, run, self.config, self.inputs, base)
+            start = RunStart(self.checkpointer, run, self.config, self.inputs, base, self.stages)
             self.state = start.begin(self.resume, self.fork)
             folder, step = self.config.run_folder, self.state.step
             events = self.config.metrics.tensorboard

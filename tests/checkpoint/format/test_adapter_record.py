@@ -7,10 +7,10 @@ import pytest
 
 from tk.checkpoint.format.adapter_record import AdapterRecord, BaseRecord
 from tk.checkpoint.format.manifest import Manifest, StoredTensor
-from tk.core.errors import CheckpointError, ManifestError
+from tk.core.errors import ManifestError
 from tk.core.layout import Layout
 
-RECORD = AdapterRecord({"peft_type": "LORA", "r": 4}, BaseRecord("ab" * 32, "/models/base", "BF16"))
+RECORD = AdapterRecord({"peft_type": "LORA", "r": 4}, BaseRecord("ab" * 32, "/models/base", "bf16"))
 MANIFEST = Manifest(3, Layout(), {"a.lora_A.weight": StoredTensor((4, 8), {"weight": "F32"})}, adapter=RECORD)
 
 
@@ -25,16 +25,19 @@ def test_a_manifest_with_an_adapter_comes_back_and_older_readers_refuse_it_as_ne
     [
         ({"base": None}, "base"),
         ({"adapter": []}, "adapter"),
-        ({"base": {"identity": "ab", "path": "", "weight_dtype": "F32"}}, "base: identity must be a SHA-256"),
-        ({"base": {"identity": "ab" * 32, "path": "a\nb", "weight_dtype": "F32"}}, "base: path must be a printable"),
-        ({"base": {"identity": "ab" * 32, "path": "", "weight_dtype": "F33"}}, "unknown dtype 'F33'"),
+        ({"base": {"identity": "ab", "path": "", "weight_dtype": "fp32"}}, "base: identity must be a SHA-256"),
+        ({"base": {"identity": "ab" * 32, "path": "a\nb", "weight_dtype": "fp32"}}, "base: path must be a printable"),
+        (
+            {"base": {"identity": "ab" * 32, "path": "", "weight_dtype": "F33"}},
+            "weight_dtype must be one of fp32",
+        ),
         ({"base": {"identity": "ab" * 32, "path": ""}}, "base lacks 'weight_dtype'"),
         ({"version": 2}, "has an unknown key 'base'"),
     ],
 )
 def test_a_damaged_record_is_refused(change: dict[str, Any], message: str) -> None:
     document = json.loads(MANIFEST.to_bytes()) | change
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(ManifestError, match=message):
         Manifest.parse(json.dumps(document).encode(), "the manifest")
 
 

@@ -65,7 +65,7 @@ def test_a_step_holds_the_adapter_and_its_slots_alone(configure: Configure, base
     assert all(set(tensor.slots) == {"weight", "exp_avg", "exp_avg_sq"} for tensor in step.tensors.values())
     record = step.manifest.adapter
     assert record is not None
-    assert (record.base.path, record.base.weight_dtype) == (str(stored.path), "F32")
+    assert (record.base.path, record.base.weight_dtype) == (str(stored.path), "fp32")
     assert record.config["r"] == 4
     assert record.config["target_modules"] == "all-linear"
     on_disk = sum(path.stat().st_size for path in step.path.rglob("*") if path.is_file())
