@@ -86,6 +86,7 @@ def _adapter(checkpoint: "Checkpoint", target: Path, base: Path | None, force: b
 
 def _merge(checkpoint: "Checkpoint", target: Path, given: Path | None, plain: bool, force: bool) -> "Prepared":
     """Returns the export of a base with an adapter's changes."""
+    from ..checkpoint.format.adapter_record import CODES
     from ..model.merged_adapter import open_base, prepare_merge, require_base
     from ..model.stored_adapter import StoredAdapter
 
@@ -95,6 +96,12 @@ def _merge(checkpoint: "Checkpoint", target: Path, given: Path | None, plain: bo
         click.echo(
             f"note: unverified: {checkpoint.path} does not say which weights it was trained on; those of {base.path} "
             "are taken.",
+            err=True,
+        )
+    if adapter.base.weight_dtype in CODES:
+        click.echo(
+            f"note: {checkpoint.path} was trained beside weights in {adapter.base.weight_dtype}, and is added to those "
+            f"of {base.path} as they are stored, which differ from these by the rounding to codes.",
             err=True,
         )
     return prepare_merge(adapter, base, target, plain=plain, force=force)

@@ -9,7 +9,8 @@ from ...core.errors import ManifestError
 from . import json_strict as strict
 
 KEYS: Final = ("base", "adapter")  # of the manifest, since version 3: both or none
-WEIGHT_DTYPES: Final = (*COMPUTE_NAMES, "int8", "int4")
+CODES: Final = ("int8", "int4")
+WEIGHT_DTYPES: Final = (*COMPUTE_NAMES, *CODES)
 _BASE_KEYS: Final = ("identity", "path", "weight_dtype")
 
 
@@ -58,6 +59,6 @@ class AdapterRecord:
         if base["identity"] != "":
             strict.digest(base["identity"], f"{what}: base: identity")
         strict.text(base["path"], f"{what}: base: path", 4096)
-        if base["weight_dtype"] not in WEIGHT_DTYPES:
+        if base["weight_dtype"] not in ("", *WEIGHT_DTYPES):
             raise ManifestError(f"{what}: base: weight_dtype must be one of {', '.join(WEIGHT_DTYPES)}.")
         return AdapterRecord(found["adapter"], BaseRecord(**base))

@@ -24,8 +24,8 @@ _BASE: Final = "base_model_name_or_path"
 class PeftFolder(PlainFolder):
     """A folder that holds an adapter, as `save_pretrained` of peft writes it.
 
-    Tensors have their names in the model. The base has no identity, and the dtype of its weights in training is taken
-    to be the adapter's: PEFT records neither.
+    Tensors have their names in the model. The base has no identity, and the numbers of its weights in training are not
+    known: PEFT records neither.
     """
 
     kind: ClassVar[Literal["peft"]] = "peft"
@@ -50,8 +50,7 @@ class PeftFolder(PlainFolder):
         watch.require_unchanged()
         names = names_of(weights.weight_map, str(path / hf.ADAPTER_WEIGHTS))
         tensors, chunks = plain_tables(path, weights, names)
-        code = next(iter(tensors.values())).slots["weight"]
-        record = AdapterRecord(config, BaseRecord("", _base_of(config, str(where)), code))
+        record = AdapterRecord(config, BaseRecord("", _base_of(config, str(where)), ""))
         return PeftFolder(path, weights, config, watch, (Manifest(0, Layout(), tensors, adapter=record), chunks))
 
 

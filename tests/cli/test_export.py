@@ -76,6 +76,14 @@ def test_another_base_is_taken_if_it_has_the_same_weights(
     assert not (tmp_path / "other").exists()
 
 
+def test_a_base_that_was_in_codes_is_named(tmp_path: Path, base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for dtype, said in (("int8", True), ("bf16", False)):
+        options = LoraOptions(rank=2, targets=("q_proj",))
+        step = save_as_step(tmp_path / dtype, base, options, Layout(), trained_in=dtype)
+        assert main(["export", "--merge", str(step), str(tmp_path / f"{dtype}-merged")]) == 0
+        assert (f"note: {step} was trained beside weights in int8" in errors(capsys)) == said
+
+
 def test_options_that_mean_nothing_are_refused(
     tmp_path: Path, base: Path, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,7 +34,7 @@ def test_tensors_have_their_names_in_the_model(tmp_path: Path) -> None:
     record = found.manifest.adapter
     assert record is not None
     assert record.config == CONFIG
-    assert (record.base.identity, record.base.path, record.base.weight_dtype) == ("", "some/base", "F32")
+    assert (record.base.identity, record.base.path, record.base.weight_dtype) == ("", "some/base", "")
     nameless = Checkpoint.open(peft_folder(tmp_path / "b", base_model_name_or_path=None)).manifest.adapter
     assert nameless is not None
     assert nameless.base.path == ""

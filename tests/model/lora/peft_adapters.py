@@ -98,13 +98,16 @@ def save_as_step(run: Path, base: Path, options: LoraOptions, layout: Layout, **
         base: the folder of the base, whose config.json the step gets, too.
         options: the adapter's options.
         layout: the ranks.
-        more: `identity` of the base, and `weight`, the dtype code of the values, here of F32 or BF16.
+        more: `identity` of the base, the numbers of its weights that it was `trained_in`, `weight`, the dtype code of
+            the adapter's values (F32 or BF16), and `side_files`.
     """
     config = ModelConfig.from_folder(base)
     spec = with_adapters(decoder_spec(config), options)
     code = more.get("weight", "F32")
     table = with_slots(spec.table, {"weight": code})
-    record = AdapterRecord(to_peft(options), BaseRecord(more.get("identity", ""), str(base), "F32"))
+    record = AdapterRecord(
+        to_peft(options), BaseRecord(more.get("identity", ""), str(base), more.get("trained_in", "fp32"))
+    )
     generator = torch.Generator().manual_seed(3)
     values = {each.name: 0.2 * torch.randn(each.shape, generator=generator) for each in table if each.stored}
     arrays = {
