@@ -9,6 +9,7 @@ from ...checkpoint.format.adapter_record import AdapterRecord, BaseRecord
 from ...checkpoint.read.reader import Checkpoint
 from ...checkpoint.read.shared_read import Peers, open_together, share_errors
 from ...core.errors import CheckpointError, ConfigError
+from ...model.adapter_text import check_vocabulary
 from ...model.config import ModelConfig
 from ...model.decoder import Decoder
 from ...model.lora.peft_config import to_peft
@@ -74,10 +75,14 @@ class AdapterBase:
         """Fills the adapter's weights from those of another one; every rank calls it.
 
         Raises:
-            CheckpointError: it is no adapter of this base with the options of this run.
+            CheckpointError: it is no adapter of this base with the options of this run, has values that are not finite,
+                or tokens that the base lacks.
         """
         with share_errors(checkpointer.ranks):
             self.check(adapter)
+            if checkpointer.ranks.rank == 0:
+                check_vocabulary(adapter, self.checkpoint)
+                StoredAdapter.of(adapter).check_values()
         elsewhere = frozenset(tensor.name for tensor in self.spec.table if not tensor.stored)
         checkpointer.load_weights(adapter, readers, elsewhere)
 

@@ -7,11 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tk.checkpoint import Checkpoint, reshard
 from tk.core.config import parse
 from tk.core.errors import CheckpointError, ConfigError
 from tk.core.layout import Layout
+from tk.model.adapter_export import prepare_peft_export
+from tk.model.stored_adapter import StoredAdapter
+from tk.model.stored_config import stored_config
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.tests.train.run_training import run_training
@@ -140,6 +144,25 @@ def test_dropout_may_change_and_an_adapter_begins_another_run(configure: Configu
     name = "model.layers.0.self_attn.q_proj.lora_B.weight"
     difference = (before.read(name).torch() - after.read(name).torch()).abs().max()
     assert 0 < difference <= first["optimizer"]["lr"] * 1.1, "one step away from the adapter that it began with"
+
+
+def test_a_folder_of_peft_begins_a_run_and_one_that_is_not_finite_is_refused(
+    configure: Configure, base: Path, tmp_path: Path
+) -> None:
+    train(adapting(configure, base, "adapted", steps=2))
+    step = Checkpoint.open(tmp_path / "adapted")
+    exported = prepare_peft_export(
+        StoredAdapter.of(step), stored_config(Checkpoint.open(base)), tmp_path / "peft"
+    ).run()
+    config = adapting(configure, base, "next", steps=1, lora=LORA | {"init": str(exported)})
+    trainer = Trainer(parse(config, TrainConfig, "test"))
+    trainer.fit()
+    [path] = exported.glob("*.safetensors")
+    values = load_file(path)
+    next(iter(values.values())).view(-1)[1] = float("nan")
+    save_file(values, path)
+    with pytest.raises(CheckpointError, match="holds NaN or an infinity"):
+        train(adapting(configure, base, "third", lora=LORA | {"init": str(exported)}))
 
 
 def test_neither_kind_of_run_goes_on_with_steps_of_the_other(configure: Configure, base: Path, tmp_path: Path) -> None:
