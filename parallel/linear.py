@@ -163,7 +163,8 @@ class _Product(torch.autograd.Function):
         # The gather of the input runs under the input-gradient product, its sum under the weight-gradient product.
         whole_ND = _start_gather(x_ND, layer) if for_weight or adapter else None
         sum_ND = start_sum(_input_gradient(call, grad_NF, grad_TR), layer) if for_input else None
-        grad_weight, factors = None, ()
+        grad_weight: torch.Tensor | None = None
+        factors: tuple[torch.Tensor, ...] = ()
         if whole_ND:
             grad_weight, factors = _weight_gradients(call, for_weight, (grad_NF, grad_TR), (whole_ND.wait(), u_TR))
         if call.queue is not None:
