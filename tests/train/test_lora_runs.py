@@ -30,6 +30,13 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "cp": {"parallel": {"cp": 2}, "zero": {"stage": 2}},
     "offload": {"parallel": {"dp": 2}, "zero": {"stage": 3}, "offload": {"optimizer": "cpu", "parameters": "cpu"}},
     "experts": {"model": EXPERTS, "parallel": {"tp": 2, "dp": 2, "ep": 2}, "zero": {"stage": 3}},
+    "experts alone": {
+        "model": EXPERTS,
+        "lora": {"targets": r".*experts\.\d\.w[12]"},
+        "parallel": {"tp": 2, "dp": 2, "ep": 2, "expert_tp": 2},
+        "recompute": {"mode": "full"},
+    },
+    "a stage without adapters": {"lora": {"targets": r".*layers\.1\..*"}, "parallel": {"pp": 2, "dp": 2}},
     "modules trained whole": {
         "lora": {"targets": ["q_proj", "v_proj"], "modules_to_save": ["norm", "lm_head"]},
         "parallel": {"tp": 2, "dp": 2},
