@@ -125,7 +125,7 @@ class Trainer:
             self.mesh,
             options,
             device=self.device,
-            fill=partial(self._fill, PinnedCopies()),
+            fill=partial(self.fill, PinnedCopies()),
         )
         if self.spec.base_bits and not self.config.model.init:
             make_codes(self.stages, self.config.train.seed, self.dtype, self.device)
@@ -137,7 +137,7 @@ class Trainer:
             compile_layers(self.stages, self.config, self.device)
         return engine
 
-    def _fill(self, copies: PinnedCopies, local: LocalParam, parameter: torch.Tensor) -> None:
+    def fill(self, copies: PinnedCopies, local: LocalParam, parameter: torch.Tensor) -> None:
         """Writes a parameter's initial values, made on the host; draws none if `fit` will load a checkpoint."""
         if self.config.model.init and not is_factor(local.pieces[0].tensor):
             return
