@@ -20,8 +20,9 @@ from tk.tests.model.lora.peft_models import adapted_spec
 def test_factors_follow_their_weight_and_are_split_as_the_side_that_they_share(name: str) -> None:
     spec = adapted_spec(name, rank=4, random=False)
     base = decoder_spec(config_of(name)).table
-    assert [replace(each, trainable=True) for each in spec.table if not is_factor(each)] == list(base)
-    assert {each.trainable for each in spec.table if not is_factor(each)} == {False}
+    frozen = [each for each in spec.table if not is_factor(each)]
+    assert [replace(each, trainable=True, stored=True) for each in frozen] == list(base)
+    assert {(each.trainable, each.stored) for each in frozen} == {(False, False)}
     for place, weight in enumerate(spec.table):
         if weight.name not in spec.adapters:
             continue
