@@ -112,10 +112,11 @@ def test_dropout_leaves_out_the_same_values_in_every_layout(
     rank_pool: RankPool, configure: Configure, name: str
 ) -> None:
     drops = LORA | {"alpha": 64, "dropout": 0.1} | ({"exclude": r".*\.experts\..*"} if "expert" in name else {})
-    sections = {"lora": drops, "optimizer": {"lr": 1e-2}, "checkpoint": {"every": 0}} | SPLIT[name]
-    sections["train"] = {"steps": 3, "eval_rows": 1} | sections.get("train", {})
-    alike = {key: values for key, values in sections.items() if key in (*MODEL, "optimizer", "checkpoint")}
-    one = {**alike, "train": {"steps": 3, "eval_rows": 1}}
+    alike = {"lora": drops, "optimizer": {"lr": 2e-2, "warmup_steps": 0}, "checkpoint": {"every": 0}}
+    sections = alike | SPLIT[name]
+    sections["train"] = {"steps": 2, "eval_rows": 1} | sections.get("train", {})
+    one = alike | {key: values for key, values in sections.items() if key in MODEL}
+    one["train"] = {"steps": 2, "eval_rows": 1}
     expected = run_training(configure("one", **one))["loss"]
     config = configure("split", **sections)
     found = run_on_ranks(rank_pool, config) if "parallel" in sections else run_training(config)
