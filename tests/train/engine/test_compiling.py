@@ -55,9 +55,16 @@ def run_compiled(config: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("name", CASES)
 def test_compiled_layers_equal_uncompiled_ones(rank_pool: RankPool, configure: Configure, name: str) -> None:
     sections = {"checkpoint": {"every": 0}} | CASES[name] | {"train": {"steps": 4} | CASES[name].get("train", {})}
-    eager = rank_pool.run(run_training, 2, config=configure("eager", **sections))[0]
+    configs = [configure("eager", **sections)]
     sections["train"] = sections["train"] | {"compile": True}
-    compiled = rank_pool.run(run_compiled, 2, config=configure("compiled", **sections))[0]
+    configs.append(configure("compiled", **sections))
+    if "lora" in sections:
+        base = configure("base", model=sections.get("model", {}), train={"steps": 1})
+        run_training(base)
+        for config in configs:
+            config["model"] = {"init": base["checkpoint"]["dir"]}
+    eager = rank_pool.run(run_training, 2, config=configs[0])[0]
+    compiled = rank_pool.run(run_compiled, 2, config=configs[1])[0]
     np.testing.assert_allclose(compiled["loss"], eager["loss"], rtol=1e-5)
     np.testing.assert_allclose(compiled["grad_norm"], eager["grad_norm"], rtol=1e-4)
     assert compiled["programs"]
