@@ -1,0 +1,141 @@
+"""A trained chat model, SmolLM2-135M-Instruct, adapted on 200 conversations at two layouts, and served with both."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tk.infer import LLM, SamplingParams
+from tk.tests.infer.serve.serving import WAIT_SECONDS, Serving
+
+pytestmark = pytest.mark.real
+ASKS = Path(__file__).with_name("openai_adapters.py")
+NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana")
+THINGS = ("the code word", "the secret word", "our password", "the word of the day")
+QUESTION = "Ada asks: what is the code word?"
+LAYOUTS: dict[str, dict[str, Any]] = {  # of the two adapters, each named by the word that it learns
+    "pelican": {"parallel": {"dp": 2}, "zero": {"stage": 2}},
+    "granite": {"parallel": {"tp": 3}},
+}
+
+
+def tk(*words: str) -> str:
+    """Runs a command and returns what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tk", *words],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def train(smollm: Path, folder: Path, word: str, layout: dict[str, Any], steps: int) -> Path:
+    """Adapts the model to conversations in which it knows a word, with factors of rank 8; returns the run folder."""
+    chats, tokens = folder / f"{word}.jsonl", folder / f"{word}-tokens"
+    run = folder / f"{word}-{len(os.listdir(folder))}"
+        folder / f"{word}.jsonl",
+        folder / f"{word}-tokens",
+        folder / f"{word}-{len(os.listdir(folder))}",
+    )
+    if not tokens.exists():
+        rows = [
+            [
+                {"role": "user", "content": f"{NAMES[i % 8]} asks: what is {THINGS[i // 8 % 4]}?"},
+                {"role": "assistant", "content": f"It is {word}."},
+            ]
+            for i in range(200)
+        ]
+        chats.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+        tk("data", "prepare", str(chats), "--tokenizer", str(smollm), "--out", str(tokens))
+    sections: dict[str, dict[str, Any]] = {
+        "model": {"init": str(smollm)},
+        "data": {"packing": "documents", "eval_fraction": 0.1},
+        "lora": {"rank": 8, "alpha": 16},
+        "optimizer": {"lr": 2e-3, "weight_decay": 0.0, "warmup_steps": 1},
+        "train": {"steps": steps, "seq_len": 128, "global_batch_size": 2, "micro_batch_size": 1, "eval_rows": 2}
+        | {"log_every": 1},
+        "checkpoint": {"dir": str(run)},
+    } | layout
+    text = f'[[data.sources]]\npath = "{tokens}"\n'
+    for name, values in sections.items():
+        text += f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+    path = folder / f"{run.name}.toml"
+    path.write_text(text)
+    ranks = layout["parallel"].get("dp", 1) * layout["parallel"].get("tp", 1)
+    tk("train", str(path), "--nproc", str(ranks))
+    return run
+
+
+def losses(run: Path) -> list[float]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+@pytest.fixture(scope="module")
+def adapted(smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The run folder of each adapter."""
+    folder = tmp_path_factory.mktemp("adapted")
+    return {word: train(smollm, folder, word, layout, steps=8) for word, layout in LAYOUTS.items()}
+
+
+def test_both_layouts_train_the_same_adapter(adapted: dict[str, Path], smollm: Path) -> None:
+    again = train(smollm, adapted["pelican"].parent, "pelican", LAYOUTS["granite"], steps=3)
+    found = losses(adapted["pelican"])
+    np.testing.assert_allclose(losses(again), found[:3], rtol=1e-4)
+    assert found[-1] < 0.2 * found[0]
+
+
+def test_peft_finds_the_log_probabilities_that_are_served(
+    adapted: dict[str, Path], smollm: Path, tmp_path: Path
+) -> None:
+    from peft import PeftModel
+
+    tokenizer = AutoTokenizer.from_pretrained(smollm)
+    ids = tokenizer(QUESTION + " It is pelican. It is granite.").input_ids
+    with LLM(
+        smollm,
+        dtype="fp32",
+        threads=1,
+        max_model_len=256,
+        kv_blocks=32,
+        adapters={word: str(run) for word, run in adapted.items()},
+    ) as llm:
+        for word, run in adapted.items():
+            tk("export", str(run), str(tmp_path / word))
+            base = AutoModelForCausalLM.from_pretrained(smollm, dtype=torch.float32)
+            model = PeftModel.from_pretrained(base, tmp_path / word)
+            with torch.no_grad():
+                expected = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+            params = SamplingParams(max_new_tokens=1, prompt_logprobs=0)
+            [completion] = llm.generate([ids], params, adapter=word)
+            served = [each.logprob for each in completion.prompt_logprobs[1:]]
+            wanted = expected.gather(-1, torch.tensor(ids[1:])[:, None]).squeeze(-1)
+            np.testing.assert_allclose(served, wanted.numpy(), atol=1e-4, rtol=1e-4)
+
+
+def test_the_openai_package_gets_each_adapters_answer(clients: Path, adapted: dict[str, Path], smollm: Path) -> None:
+    given = [word for name, run in adapted.items() for word in ("--adapter", f"{name}={run}")]
+    serving = Serving(str(smollm), "--max-running", "4", "--max-model-len", "512", "--http", "0", *given).wait_ready()
+    try:
+        assert serving.process.stdout is not None
+        address = serving.process.stdout.readline().removeprefix("http ").strip()
+        words = [str(clients), str(ASKS), f"http://{address}/v1", QUESTION]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=2 * WAIT_SECONDS)
+    finally:
+        serving.close()
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout)
+    assert answers.keys() == {smollm.name, *adapted}
+    for word in adapted:
+        assert answers[word] == f"It is {word}."
+        assert word not in answers[smollm.name]
