@@ -43,10 +43,6 @@ def train(smollm: Path, folder: Path, word: str, layout: dict[str, Any], steps: 
     """Adapts the model to conversations in which it knows a word, with factors of rank 8; returns the run folder."""
     chats, tokens = folder / f"{word}.jsonl", folder / f"{word}-tokens"
     run = folder / f"{word}-{len(os.listdir(folder))}"
-        folder / f"{word}.jsonl",
-        folder / f"{word}-tokens",
-        folder / f"{word}-{len(os.listdir(folder))}",
-    )
     if not tokens.exists():
         rows = [
             [
