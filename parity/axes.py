@@ -184,7 +184,30 @@ _ALL: Final = (
         of_model=True,
         checked_with=(("tp", "cp", "sequence_parallel"),),
     ),
-    ParityAxis("lora", ("none", "all-linear"), strength=2, of_model=True),
+    ParityAxis(
+        "lora",
+        ("none", "all-linear", "int8 base"),
+        strength=2,
+        of_model=True,
+        rules=(
+            Rule(
+                ("zero", "lora"),
+                lambda zero, lora: (
+                    "ZeRO stage 3 spreads the base, which is in codes below it alone"
+                    if lora == "int8 base" and zero == 3
+                    else ""
+                ),
+            ),
+            Rule(
+                ("experts", "lora"),
+                lambda experts, lora: (
+                    "training keeps no experts in codes"
+                    if lora == "int8 base" and experts not in (None, "none")
+                    else ""
+                ),
+            ),
+        ),
+    ),
     ParityAxis("offload_optimizer", ("none", "cpu", "disk"), "offload.optimizer", strength=2, foreign=True),
     ParityAxis(
         "offload_gradients",

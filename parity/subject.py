@@ -122,8 +122,8 @@ class Subject:
             f"infinite in step {SKIPPED_STEP}, which is skipped. Where rounding could send a token of one process to "
             "another\nexpert, both runs take another seed. With lora, only adapters of all linear layers are trained, "
             f"rank {LORA['rank']}\nand alpha {LORA['alpha']:g}, both factors random at first, in a dense model with "
-            f"dropout {DROPOUT:g}. A foreign module, torch's\nown layers under `initialize`, is compared with torch's "
-            "AdamW."
+            f"dropout {DROPOUT:g}, on a base whose matrices\nmay be in int8 codes. A foreign module, torch's own layers under "
+            "`initialize`, is compared with\ntorch's AdamW."
         )
 
     def prepare(self, folder: Path) -> None:
@@ -178,7 +178,7 @@ class Subject:
         """
         rows = 2 * max(layout.pp, 2 * layout.dp) - (2 * layout.dp - 1)
         routed = {} if layout.experts in (None, "none") else {"router_z_loss_coef": MIXTURE["router_aux_loss_coef"]}
-        levels = layout.experts == "glm4_moe" and layout.lora != "all-linear"  # adapters leave the base as it is
+        levels = layout.experts == "glm4_moe" and layout.lora in (None, "none")  # adapters leave the base as it is
         rate = {"router_bias_update_rate": BIAS_RATE} if levels else {}
         return {"global_batch_size": rows} | routed | rate if self.varies_model else {}
 
@@ -186,7 +186,8 @@ class Subject:
         if layout.lora == "none":
             return None
         is_dense = layout.experts in (None, "none")
-        return {**LORA, "targets": layout.lora, "dropout": DROPOUT if is_dense else 0.0}
+        base = "int8" if layout.lora == "int8 base" else "auto"
+        return {**LORA, "base": base, "dropout": DROPOUT if is_dense else 0.0}
 
     def _sources(self, layout: ParityLayout) -> dict[str, Any]:
         if layout.targets != "answers":

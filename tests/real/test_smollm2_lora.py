@@ -114,7 +114,7 @@ def test_peft_finds_the_log_probabilities_that_are_served(
                 expected = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
             params = SamplingParams(max_new_tokens=1, prompt_logprobs=0)
             [completion] = llm.generate([ids], params, adapter=word)
-            served = [each.logprob for each in completion.prompt_logprobs[1:]]
+            served = np.array([each.logprob for each in completion.prompt_logprobs[1:]], dtype=np.float64)
             wanted = expected.gather(-1, torch.tensor(ids[1:])[:, None]).squeeze(-1)
             np.testing.assert_allclose(served, wanted.numpy(), atol=1e-4, rtol=1e-4)
 
