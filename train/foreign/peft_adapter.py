@@ -131,10 +131,12 @@ def frozen_keys(module: nn.Module) -> Iterator[str]:
 def _lora_of(module: nn.Module) -> tuple[dict[str, Any], str]:
     """Returns the options of a module's one active LoRA adapter and its name; no options without such an adapter."""
     configs = getattr(module, "peft_config", None)
+    if not isinstance(configs, Mapping):
+        return {}, ""
     active = getattr(module, "active_adapters", None) or getattr(module, "active_adapter", None) or ()
     active = active() if callable(active) else active
     active = [active] if isinstance(active, str) else list(active)
-    if not isinstance(configs, Mapping) or len(active) != 1 or not hasattr(configs.get(active[0]), "to_dict"):
+    if len(active) != 1 or not hasattr(configs.get(active[0]), "to_dict"):
         return {}, ""
     config = {
         key: sorted(value) if isinstance(value, set | frozenset) else value
