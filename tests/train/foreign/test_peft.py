@@ -97,7 +97,7 @@ def train_and_save(zero: Any, base: str, run: str, load: str = "", state: str = 
     engine = initialize(wrapped_again(base, **options), OPTIMIZER, zero=zero, bucket_size=1500)
     if load:
         engine.load(load)
-    found = steps_of_engine(engine, each=lambda: engine.save(run, keep=0))
+    found = steps_of_engine(engine, each=lambda: engine.save(run, keep=0, wait=True))
     engine.close()
     whole = engine.state_dict()
     if state and dist.get_rank() == 0:
