@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from ..checkpoint.convert.export import prepare_export
-from ..checkpoint.convert.identity import weights_identity
 from ..checkpoint.convert.plan import Tile
 from ..checkpoint.convert.reshard import Prepared
 from ..checkpoint.read.hugging_face import CONFIG
@@ -25,9 +24,8 @@ from .adapter_text import check_vocabulary, merged_text_files
 from .config import ModelConfig
 from .lora.table import is_factor
 from .lora.targets import module_of
-from .registry import tensor_table
 from .spec import DecoderSpec
-from .stored_adapter import StoredAdapter, check_base
+from .stored_adapter import StoredAdapter, base_identity, check_base
 from .stored_config import stored_config
 
 
@@ -146,8 +144,7 @@ def require_base(adapter: StoredAdapter, base: Checkpoint) -> bool:
     """
     if not adapter.base.identity:
         return False
-    names = [tensor.name for tensor in tensor_table(stored_config(base)) if not tensor.alias]
-    check_base(adapter, weights_identity(base, names), str(base.path))
+    check_base(adapter, base_identity(base), str(base.path))
     return True
 
 

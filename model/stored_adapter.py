@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..checkpoint.convert.identity import weights_identity
 from ..checkpoint.format.adapter_record import BaseRecord
 from ..checkpoint.read.reader import Checkpoint
 from ..core import dtypes
@@ -19,8 +20,9 @@ from .lora.options import LoraOptions
 from .lora.peft_config import FAN_IN_FAN_OUT, from_peft
 from .lora.table import with_adapters
 from .lora.targets import without_idle
-from .registry import decoder_spec
+from .registry import decoder_spec, tensor_table
 from .spec import DecoderSpec
+from .stored_config import stored_config
 
 _ELEMENTS: Final = 2**20  # that are checked at once
 
@@ -132,3 +134,12 @@ def check_base(adapter: StoredAdapter, identity: str, path: str) -> None:
             f"{adapter.base.path or 'a base'} with the identity {adapter.base.identity[:16]}..., and {path} has "
             f"{identity[:16]}... Name the right base."
         )
+
+
+def base_identity(base: Checkpoint) -> str:
+    """Returns the identity of a model's weights, which are all read unless it is known from an earlier time.
+
+    Raises:
+        CheckpointError: it holds an adapter or a model that tk does not know, or cannot be read.
+    """
+    return weights_identity(base, [tensor.name for tensor in tensor_table(stored_config(base)) if not tensor.alias])

@@ -37,7 +37,7 @@ def adapters_of(table: Sequence[TensorSpec], options: LoraOptions) -> dict[str, 
     modules = {module_of(spec.name): spec for spec in table if is_adaptable(spec)}
     _check_known(options.targets, "targets", table, modules)
     _check_known(options.exclude, "exclude", table, modules)
-    found = {spec.name: _adapter(name, options) for name, spec in modules.items() if _is_chosen(name, options, saved)}
+    found = {spec.name: adapter_of(name, options) for name, spec in modules.items() if _is_chosen(name, options, saved)}
     if not found:
         raise ConfigError(
             "[lora] exclude and modules_to_save leave no module of targets with an adapter: exclude fewer."
@@ -103,7 +103,8 @@ def _some(chosen: Modules, modules: Collection[str]) -> Modules:
     return tuple(end for end in chosen if any(_is_end(end, name) for name in modules))
 
 
-def _adapter(module: str, options: LoraOptions) -> AdapterSpec:
+def adapter_of(module: str, options: LoraOptions) -> AdapterSpec:
+    """Returns the adapter that a module gets which the options select."""
     rank = _of_pattern(options.rank_pattern, module, options.rank)
     alpha = _of_pattern(options.alpha_pattern, module, options.alpha)
     return AdapterSpec(rank, alpha / (math.sqrt(rank) if options.rslora else rank), options.dropout)

@@ -122,8 +122,8 @@ COMPUTE: dict[str, str] = {
     "train.context": "gather kernels tiled tiled_attention ulysses",
     "train.engine": "attention compiling evaluate nonfinite optimizer_step passes rows stages training_engine",
     "train.foreign": "accumulation blocks buffers checks construction construction_log context_batch context_model "
-    "context_parallel disguise first_values join_job model model_engine on_meta options replay stored_weights "
-    "take_over watch",
+    "context_parallel disguise first_values join_job model model_engine on_meta options peft_adapter reached_keys "
+    "replay stored_weights take_over watch",
     "train.health": "flight_recorder",
     "train.launch": "rendezvous worker",
     "train.pipeline": "executor",

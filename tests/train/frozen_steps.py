@@ -1,5 +1,6 @@
 """Steps of a small Llama of `transformers` with frozen parts: by torch alone, and by an engine on every rank."""
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -39,8 +40,8 @@ def steps_of_torch(model: nn.Module) -> list[float]:
     return losses
 
 
-def steps_of_engine(engine: ModelEngine) -> dict[str, Any]:
-    """Trains on this rank's rows up to step STEPS.
+def steps_of_engine(engine: ModelEngine, each: Callable[[], object] = lambda: None) -> dict[str, Any]:
+    """Trains on this rank's rows up to step STEPS; calls `each` after every step.
 
     Returns:
         "losses": the mean over the ranks, by step; "held": the bytes of frozen parameters on this rank, before the
@@ -57,6 +58,7 @@ def steps_of_engine(engine: ModelEngine) -> dict[str, Any]:
         dist.all_reduce(total)
         losses.append(float(total))
         held.append(resident_bytes(engine.module))
+        each()
     return {"losses": losses, "held": held}
 
 

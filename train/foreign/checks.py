@@ -22,6 +22,7 @@ from ..zero.outputs import tensors_in
 from ..zero.trained_parameter import TrainedParameter
 from .construction_log import ConstructionLog
 from .on_meta import builds_on_meta
+from .peft_adapter import frozen_keys
 
 FLOATS = tuple(torch_dtype(dtype) for dtype in COMPUTE_DTYPES)
 _OF_ONE_DTYPE = (_NormBase, _SpectralNorm)
@@ -109,6 +110,7 @@ def _problems(model: nn.Module, dtype: torch.dtype, loads: bool) -> Iterator[str
         yield from _of_memory(name, tensor, loads)
     for name, parameter in parameters.items():
         yield from _of_parameter(name, parameter, dtype)
+    yield from frozen_keys(model)
     if not any(parameter.requires_grad for parameter in parameters.values()):
         yield "no parameter has requires_grad=True, so there is nothing to train."
     yield from _of_devices(parameters | buffers)

@@ -1,5 +1,6 @@
 """Any `torch.nn.Module` in the form that the engine needs: a table of tensors, and the units of ZeRO stage 3."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...checkpoint.format.adapter_record import AdapterRecord
+from ...checkpoint.read.reader import Checkpoint
 from ...core.tensors import TensorSpec
 from ...parallel.torch_dtypes import format_of
 from ..engine.training_engine import TrainingEngine
@@ -15,6 +18,7 @@ from ..zero.flat_buffers import FlatBuffers
 from ..zero.parameter_gather import Unit
 from ..zero.states.pinned_copies import PinnedCopies
 from .blocks import log_sizes
+from .peft_adapter import PeftAdapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +28,37 @@ class ForeignModel:
     Attributes:
         blocks: the repeated blocks (a transformer's layers), by name, in the order of `find_blocks`.
         table: one entry per name of `state_dict`; further names of a shared tensor are aliases. Buffers and parameters
-            that take no gradient are not trainable.
+            that take no gradient are not trainable. With an adapter, its tensors alone are stored, by PEFT's names.
+        adapter: the adapter that checkpoints hold, in place of the module; None for most modules.
+        record: what manifests say of it; on rank 0 alone.
     """
 
     module: nn.Module
     blocks: Mapping[str, nn.Module]
     table: tuple[TensorSpec, ...]
+    adapter: PeftAdapter | None = None
+    record: AdapterRecord | None = None
 
     @staticmethod
-    def of(module: nn.Module, blocks: Mapping[str, nn.Module]) -> "ForeignModel":
+    def of(
+        module: nn.Module,
+        blocks: Mapping[str, nn.Module],
+        adapter: PeftAdapter | None = None,
+        record: AdapterRecord | None = None,
+    ) -> "ForeignModel":
         """Describes a module with its blocks."""
-        return ForeignModel(module, blocks, tuple(_table(module, tuple(blocks.values()))))
+        table = tuple(_table(module, tuple(blocks.values()), adapter))
+        return ForeignModel(module, blocks, table, adapter, record)
+
+    def check_adapter(self, checkpoint: Checkpoint) -> None:
+        """Raises CheckpointError unless a checkpoint has the adapter that this module's have, if they have one."""
+        if self.adapter is not None:
+            self.adapter.check_stored(checkpoint, self.record)
+
+    def side_files(self) -> dict[str, bytes]:
+        """Returns the files of a checkpoint beside tensors: the config.json of a model of `transformers`."""
+        to_dict = getattr(getattr(self.module, "config", None), "to_dict", None)
+        return {"config.json": json.dumps(to_dict(), indent=2).encode()} if to_dict else {}
 
     def units(self, buffers: FlatBuffers) -> list[Unit]:
         """Returns a unit of everything outside of blocks, then a unit per block."""
@@ -67,7 +91,8 @@ class ForeignModel:
         log_sizes(rest, {unit.name: sum(sizes[unit.name].values()) for unit in units if not unit.kept_for_backward})
 
 
-def _table(module: nn.Module, blocks: tuple[nn.Module, ...]) -> Iterator[TensorSpec]:
+def _table(module: nn.Module, blocks: tuple[nn.Module, ...], adapter: PeftAdapter | None) -> Iterator[TensorSpec]:
+    stored = adapter.names if adapter else {}
     block_of: dict[int, set[int]] = {}
     for number, block in enumerate(blocks):
         for parameter in block.parameters():
@@ -80,9 +105,11 @@ def _table(module: nn.Module, blocks: tuple[nn.Module, ...]) -> Iterator[TensorS
         homes = block_of.get(id(tensor), set())
         alone = len(homes) == 1 and id(tensor) in in_blocks and id(tensor) not in outside
         yield TensorSpec(
-            name,
+            stored.get(name, name),
             tuple(tensor.shape),
             layer=min(homes) if alone else "first",
+            param=name if name in stored else "",
+            stored=adapter is None or name in stored,
             alias="" if first == name else first,
             trainable=isinstance(tensor, nn.Parameter) and tensor.requires_grad,
             buffer=not isinstance(tensor, nn.Parameter),

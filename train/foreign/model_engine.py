@@ -10,7 +10,6 @@ for batch in batches:
 engine.close()                              # waits for the last save
 """
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -37,6 +36,7 @@ from .checks import note_dtypes
 from .context_parallel import ContextParallel
 from .model import ForeignModel, whole_state
 from .options import InitializeOptions, Stage, optimizer_section
+from .reached_keys import ReachedKeys
 from .take_over import take_over
 from .watch import ModuleWatch
 
@@ -114,7 +114,7 @@ class ModelEngine:
 
     __slots__ = (
         *("module", "step_count", "last_grad_norm", "_foreign", "_training", "_settings", "_watch", "_buffers"),
-        *("_checkpointer", "_optimizer_step", "_accumulation", "_half_loaded", "_context", "__weakref__"),
+        *("_checkpointer", "_optimizer_step", "_accumulation", "_half_loaded", "_context", "_reached", "__weakref__"),
     )
 
     def __init__(
@@ -138,6 +138,7 @@ class ModelEngine:
         self._optimizer_step = OptimizerStep(engine, TrainSection(), before_update=self._checkpointer.flush_pending)
         engine.optimizer.takes_written = True
         self._accumulation = Accumulation(engine, settings.accumulate)
+        self._reached = ReachedKeys(foreign.adapter.names if foreign.adapter else {}, engine)
 
     @property
     def _engine(self) -> TrainingEngine:
@@ -203,7 +204,8 @@ class ModelEngine:
             Whether parameters were updated; False also after an overflow of fp16.
 
         Raises:
-            ConfigError: a backward pass failed, or the module has other parameters than at the time of `initialize`.
+            ConfigError: a backward pass failed, the module has other parameters than at the time of `initialize`, or
+                the first step gives keys of an adapter no gradient (see `ReachedKeys`).
             TkError: the loss or the gradient norm is not finite, or another rank discarded its gradients.
         """
         self._engine.refuse_while_whole("step()")
@@ -221,6 +223,7 @@ class ModelEngine:
                 f"Nothing was updated: {discarded} of {self._engine.mesh.world.size} ranks discarded the step's "
                 "gradients (engine.zero_grad()), and so they are discarded here. The next backward begins it again."
             )
+        self._reached.check()
         self.last_grad_norm = sums.grad_norm
         optimizer = self._engine.optimizer
         lr = learning_rate(optimizer.step_count, self._settings.steps, optimizer.options)
@@ -297,9 +300,10 @@ class ModelEngine:
         self._watch.check_names()
         self._engine.optimizer.take_written_values()
         self._buffers.agree()
-        side_files = _side_files(self.module) if self._engine.mesh.world.rank == 0 else {}
-        options = SaveOptions(as_path(folder), keep, timeout=self._settings.timeout_seconds, side_files=side_files)
-        engine = self._engine
+        self._reached.warn()
+        engine, foreign, timeout = self._engine, self._foreign, self._settings.timeout_seconds
+        files = foreign.side_files() if engine.mesh.world.rank == 0 else {}
+        options = SaveOptions(as_path(folder), keep, timeout=timeout, side_files=files, adapter=foreign.record)
         resume = ModuleResume(self.step_count, engine.optimizer.step_count, engine.loss_scale.state).to_json()
         self._checkpointer.save_alone(options, self.step_count, resume, wait=wait)
 
@@ -331,6 +335,7 @@ class ModelEngine:
         with share_errors(ranks):
             self._watch.check()
             resume = ModuleResume.from_json(opened.resume, str(opened.path))
+            self._foreign.check_adapter(opened)
             self._watch.check_stored(opened)
         self._discard()
         self._half_loaded = str(opened.path)
@@ -339,8 +344,3 @@ class ModelEngine:
         self._engine.outdate_graphs()
         self.step_count = resume.step
         self._buffers.agree()
-
-
-def _side_files(module: nn.Module) -> dict[str, bytes]:
-    to_dict = getattr(getattr(module, "config", None), "to_dict", None)
-    return {"config.json": json.dumps(to_dict(), indent=2).encode()} if to_dict else {}

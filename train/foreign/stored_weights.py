@@ -35,8 +35,11 @@ class StoredWeights:
     kept: frozenset[str]
 
     @staticmethod
-    def open(folder: Path, model: nn.Module, world: Group) -> "StoredWeights":
+    def open(folder: Path, model: nn.Module, world: Group, names: Mapping[str, str]) -> "StoredWeights":
         """Opens a step, run or Hugging Face folder; every rank calls it. Nothing of the module is changed.
+
+        Args:
+            names: the names of tensors in the module's own checkpoints, where they are not those in the module.
 
         Raises:
             CheckpointError: the folder cannot be used.
@@ -45,7 +48,7 @@ class StoredWeights:
         ranks = peers(world)
         opened = open_together(lambda: Checkpoint.open(folder), ranks)
         with share_errors(ranks):
-            stored, kept = _matched(model, opened)
+            stored, kept = _matched(model, opened, names)
         return StoredWeights(opened.also_named(stored), kept)
 
     def load(self, engine: TrainingEngine) -> None:
@@ -66,7 +69,9 @@ class StoredWeights:
                     )
 
 
-def _matched(model: nn.Module, checkpoint: Checkpoint) -> tuple[dict[str, str], frozenset[str]]:
+def _matched(
+    model: nn.Module, checkpoint: Checkpoint, own_names: Mapping[str, str]
+) -> tuple[dict[str, str], frozenset[str]]:
     """Returns the stored name of each tensor that is stored under another of its names, and the buffers not stored.
 
     Raises:
@@ -88,7 +93,8 @@ def _matched(model: nn.Module, checkpoint: Checkpoint) -> tuple[dict[str, str], 
                 kept.add(first)
             continue
         wrong += [text for name in found for text in _difference(name, tensor, checkpoint)]
-        renamed |= {first: found[0]} if first not in found else {}
+        own = own_names.get(first, first)
+        renamed |= {own: found[0]} if own not in found else {}
         if not wrong:
             wrong += _untied(found, checkpoint)
     computed = {name for name, _ in model.named_buffers(remove_duplicate=False)}

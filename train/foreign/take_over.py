@@ -6,8 +6,10 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from ...checkpoint.read.shared_read import share_errors
 from ...core.given_paths import as_path
 from ...core.process import return_freed_memory
+from ...model.peers import peers
 from ...parallel.mesh import Mesh, cpu_shard_group
 from ...parallel.torch_dtypes import torch_dtype
 from ..config.sections import OptimizerSection, PrecisionSection
@@ -21,6 +23,7 @@ from .first_values import FirstValues, broadcast_bytes, give_values
 from .join_job import join_job
 from .model import ForeignModel
 from .options import InitializeOptions
+from .peft_adapter import PeftAdapter
 from .stored_weights import StoredWeights
 
 
@@ -38,11 +41,15 @@ def take_over(
     blocks = find_blocks(model, gather_together)
     world_size = join_job(device, settings.timeout_seconds)
     mesh = Mesh.build(settings.layout(world_size), 1, timeout_seconds=settings.timeout_seconds)
-    lines = [repr(options), repr(settings), f"loads weights: {loads}", repr(list(blocks)), *describe(model)]
-    check_alike(lines, mesh.world)
-    stored = StoredWeights.open(as_path(weights), model, mesh.world) if weights is not None else None
+    adapter = PeftAdapter.of(model, log=mesh.world.rank == 0)
+    lines = [repr(options), repr(settings), f"loads weights: {loads}", repr(list(blocks)), repr(adapter)]
+    check_alike([*lines, *describe(model)], mesh.world)
+    names = adapter.names if adapter else {}
+    stored = StoredWeights.open(as_path(weights), model, mesh.world, names) if weights is not None else None
+    with share_errors(peers(mesh.world)):
+        record = adapter.record(settings.precision, known=not loads) if adapter and mesh.world.rank == 0 else None
     values = _take_values(model, dtype, device, mesh, stored)
-    foreign = ForeignModel.of(model, blocks)
+    foreign = ForeignModel.of(model, blocks, adapter, record)
     engine = _build_engine(foreign, values, mesh, options, settings, device)
     context = ContextParallel(model, attention, settings.cp_mode, mesh.cp, device) if attention else None
     return foreign, engine, context

@@ -54,17 +54,18 @@ class ModuleWatch:
 
     def check_names(self) -> None:
         """Raises ConfigError if `state_dict` has a name that it did not have at the time of `initialize`."""
-        known = {spec.name for spec in self.table}
+        known = {spec.param or spec.name for spec in self.table}
         for name in self.module.state_dict(keep_vars=True):
             if name not in known:
                 raise ConfigError(f"The buffer {name} was added {_AFTER}")
 
     def check_stored(self, checkpoint: Checkpoint) -> None:
-        """Raises ShapeMismatch unless a checkpoint has exactly this module's tensors, integers in the same dtype."""
-        extra = sorted(checkpoint.tensors.keys() - {spec.name for spec in self.table})
+        """Raises ShapeMismatch unless a checkpoint has just the tensors that this module's have, integers alike."""
+        stored = [spec for spec in self.table if spec.stored]
+        extra = sorted(checkpoint.tensors.keys() - {spec.name for spec in stored})
         if extra:
             raise ShapeMismatch(f"{checkpoint.path} has {extra[0]}, which the module lacks. {_SAME}")
-        for spec in self.table:
+        for spec in stored:
             found = checkpoint.tensors.get(spec.name)
             if spec.alias:
                 continue

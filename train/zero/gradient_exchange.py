@@ -43,11 +43,13 @@ class _StageProgress:
         buckets: the stage's buckets, in their order of exchange.
         missing: for each bucket, the indices of the parameters that have not received their gradient.
         next: the index of the first bucket whose exchange has not started.
+        unreached: the names of the parameters that received a gradient in no pass yet.
     """
 
     buckets: list[FlatBucket]
     missing: list[set[int]] = field(default_factory=list)
     next: int = 0
+    unreached: set[str] = field(default_factory=set)
 
 
 class GradientExchange:
@@ -87,6 +89,7 @@ class GradientExchange:
             number = bucket.plan.stage
             place = len(self._stages[number].buckets)
             self._stages[number].buckets.append(bucket)
+            self._stages[number].unreached.update(local.name for local in bucket.plan.params)
             for index, parameter in enumerate(bucket.parameters):
                 # This hook runs once `parameter.grad` holds the gradient; a plain hook would run before that.
                 parameter.register_post_accumulate_grad_hook(partial(_forward_gradient, this, number, place, index))
@@ -129,8 +132,19 @@ class GradientExchange:
             self._start_up_to(self._stages[stage], len(self._stages[stage].buckets))
         elif self.offloaded:
             self._stash(self._stages[stage].buckets)
+        self._note_reached(self._stages[stage])
         self._reset(self._stages[stage])
         self._overlapping = False
+
+    def _note_reached(self, stage: _StageProgress) -> None:
+        if stage.unreached:
+            places = zip(stage.buckets, stage.missing, strict=True)
+            stage.unreached &= {bucket.plan.params[index].name for bucket, indices in places for index in indices}
+
+    @property
+    def unreached(self) -> frozenset[str]:
+        """The names of this rank's parameters that received a gradient in no backward pass yet."""
+        return frozenset(name for stage in self._stages for name in stage.unreached)
 
     def _stash(self, buckets: Sequence[FlatBucket]) -> None:
         """Moves gradients that later passes add to out of the device's memory."""
