@@ -122,8 +122,8 @@ class Subject:
             f"infinite in step {SKIPPED_STEP}, which is skipped. Where rounding could send a token of one process to "
             "another\nexpert, both runs take another seed. With lora, only adapters of all linear layers are trained, "
             f"rank {LORA['rank']}\nand alpha {LORA['alpha']:g}, both factors random at first, in a dense model with "
-            f"dropout {DROPOUT:g}, on a base whose matrices\nmay be in int8 codes. A foreign module, torch's own layers under "
-            "`initialize`, is compared with\ntorch's AdamW."
+            f"dropout {DROPOUT:g}, on a base whose matrices\nmay be in int8 codes. A foreign module, torch's own "
+            "layers under `initialize`, is compared with\ntorch's AdamW."
         )
 
     def prepare(self, folder: Path) -> None:

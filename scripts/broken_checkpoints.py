@@ -230,8 +230,8 @@ CASES: Final[dict[str, tuple[Change, str]]] = {
         r"ManifestError: .*(exactly once|does not list for it)",
     ),
     "newer-version": (
-        _in_manifest(lambda m: m.update(version=3)),
-        r"CheckpointError: .*this tk reads 'tk', versions 1 to 2. Read it with the tk that wrote it",
+        _in_manifest(lambda m: m.update(version=4)),
+        r"CheckpointError: .*this tk reads 'tk', versions 1 to 3. Read it with the tk that wrote it",
     ),
 }
 

@@ -58,8 +58,14 @@ def train(smollm: Path, folder: Path, word: str, layout: dict[str, Any], steps: 
         "data": {"packing": "documents", "eval_fraction": 0.1},
         "lora": {"rank": 8, "alpha": 16},
         "optimizer": {"lr": 2e-3, "weight_decay": 0.0, "warmup_steps": 1},
-        "train": {"steps": steps, "seq_len": 128, "global_batch_size": 2, "micro_batch_size": 1, "eval_rows": 2}
-        | {"log_every": 1},
+        "train": {
+            "steps": steps,
+            "seq_len": 128,
+            "global_batch_size": 2,
+            "micro_batch_size": 1,
+            "eval_rows": 2,
+            "log_every": 1,
+        },
         "checkpoint": {"dir": str(run)},
     } | layout
     text = f'[[data.sources]]\npath = "{tokens}"\n'
