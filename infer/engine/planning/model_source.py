@@ -125,6 +125,8 @@ class ModelSource:
             num_twins=self.memory.num_twins,
             on_gpus=on_gpus(self.options),
             log=shown_format(),
+            max_adapters=self.memory.max_adapters,
+            max_adapter_rank=self.memory.max_adapter_rank,
         )
 
 

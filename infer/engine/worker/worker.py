@@ -48,7 +48,9 @@ def load(job: Job) -> Backend:
     spec = decoder_spec(stored_config(checkpoint))
     program = lower(spec, job.tp, job.rank, serving_slices(spec, job.tp, job.dtype))
     wide = {*groupings(program, job.weight_dtype), *program.wide}
-    return prepare(job, program, partial(load_params, program, spec.table, checkpoint, by_name(job.dtype), wide=wide))
+    return prepare(
+        job, program, partial(load_params, program.params, spec.table, checkpoint, by_name(job.dtype), wide=wide)
+    )
 
 
 def work(descriptor: int, prepare_backend: Callable[[Job], Backend] = load) -> None:
