@@ -147,8 +147,8 @@ class EngineOptions:
             value = getattr(self, name)
             if value not in ("auto", *known):
                 raise ConfigError(f"{name} = {value!r}; use one of auto, {', '.join(known)}.")
-        _check_names("served_model_names", self.served_model_names)
-        _check_names("adapters", tuple(self.adapters))
+        check_names("served_model_names", self.served_model_names)
+        check_names("adapters", tuple(self.adapters))
         if len(self.adapters) > self.num_adapter_slots:
             raise ConfigError(
                 f"adapters has {len(self.adapters)} entries, and max_adapters is {self.max_adapters}; raise it."
@@ -164,7 +164,8 @@ class EngineOptions:
             raise ConfigError("kv_blocks and kv_memory both set the size of the KV cache; give only one of them.")
 
 
-def _check_names(option: str, names: Sequence[str]) -> None:
+def check_names(option: str, names: Sequence[str]) -> None:
+    """Raises ConfigError unless each name of an option can be printed, and is given once."""
     for name in names:
         if not name.isprintable() or name != name.strip() or not 1 <= len(name) <= MAX_NAME:
             raise ConfigError(

@@ -49,9 +49,9 @@ def make_adapter(
         code: the dtype of the factors.
         identity: that of the base; None = the right one.
         change: changes values before they are saved.
-        options: the fields of LoraOptions.
+        options: the fields of LoraOptions; alpha is 4 by default.
     """
-    checkpoint, lora = Checkpoint.open(base), LoraOptions(**options)
+    checkpoint, lora = Checkpoint.open(base), LoraOptions(**{"alpha": 4.0} | options)
     config = stored_config(checkpoint)
     record = BaseRecord(base_identity(checkpoint, config) if identity is None else identity, str(base), "F32")
     table = with_slots(with_adapters(decoder_spec(config), lora).table, {"weight": code})

@@ -11,6 +11,7 @@ from tk.infer.engine.schedule.samples.sample import UNKNOWN, Sample, Status
 from tk.infer.engine.schedule.scheduler import Scheduler
 from tk.infer.engine.schedule.waiting.admission import Limits
 from tk.infer.engine.step.persistent_batch import PersistentBatch
+from tk.infer.engine.step.running_plan import NO_ADAPTER
 from tk.infer.engine.step.step_message import decode_message
 from tk.tests.infer.engine.schedule.new_sample import new_sample
 
@@ -38,6 +39,7 @@ class History:
         proposer: returns what makes the proposals for a prompt, by its number.
         num_twins: the number of twins of blocks that the backend has (see `CacheShape`).
         num_samples: the samples of each prompt; without noise they are the same.
+        adapters: the slot of each prompt's adapter; () if none has one.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class History:
         proposer: Callable[[int], Proposer | None] = lambda number: None,
         num_twins: int = 0,
         num_samples: int = 1,
+        adapters: Sequence[int] = (),
     ) -> None:
         self.runner = runner
         self.prompts = prompts
@@ -64,19 +67,21 @@ class History:
         self.accepted = self.rejected = self.in_vain = 0
         self.proposer = proposer
         self.num_samples = num_samples
+        self.adapters = adapters or [NO_ADAPTER] * len(prompts)
         self.forks = 0
 
     def run(self, which: Sequence[int]) -> "History":
         """Greedy decoding of those prompts together."""
         for i in which:
             longest = len(self.prompts[i]) + self.num_new + self.ahead
-            every_sample = range(self.num_samples)
-            self.policy.add(
-                [
-                    new_sample(i, self.prompts[i], longest, index=n, proposer=self.proposer(i), principal=f"p{i % 2}")
-                    for n in every_sample
-                ]
-            )
+            samples = [
+                new_sample(i, self.prompts[i], longest, index=n, proposer=self.proposer(i), principal=f"p{i % 2}")
+                for n in range(self.num_samples)
+            ]
+            for sample in samples:
+                sample.adapter = self.adapters[i]
+                sample.table.root = bytes([1 + self.adapters[i]])
+            self.policy.add(samples)
         flights: list[tuple[bytes, list[tuple[Sample, int, int | None]]]] = []
         while (chunks := self.policy.schedule()) or flights:
             chunks = tuple(chunk for chunk in chunks if self.writer.can_write(chunk))

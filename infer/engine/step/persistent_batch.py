@@ -6,7 +6,7 @@ import numpy as np
 
 from ....core.casts import Array
 from ....core.integers import ceil_div
-from .running_plan import RunningPlan
+from .running_plan import NO_ADAPTER, RunningPlan
 from .sampling_rows import OPTION_COLUMNS, SampledRows, SamplingRows
 from .slot_entries import SlotEntries
 from .step_message import NextTokens, StepMessage
@@ -31,6 +31,7 @@ class PersistentBatch:
         self._tables = np.zeros((0, 16), np.int32)
         self._num_blocks = np.zeros(0, np.int32)  # of each table
         self._last = np.zeros(0, np.int32)  # the token that was sampled last
+        self._adapters = np.zeros(0, np.int32)  # the slot of each one's adapter, in the backend
         self._options = {name: np.zeros(0, dtype) for name, dtype in _OPTIONS.items()}
         self._entries = SlotEntries()
         self._plan: RunningPlan | None = None  # the last one
@@ -92,7 +93,13 @@ class PersistentBatch:
             twins=message.twins,
             forks=message.forks[:, 2:],
             generation=generation,
+            adapters=self._adapters_of(slot),
         )
+
+    def _adapters_of(self, slot: Array) -> Array:
+        """Returns the adapters of slots; none at all if no slot has one."""
+        found = self._adapters[slot]
+        return found if int(found.max(initial=NO_ADAPTER)) != NO_ADAPTER else found[:0]
 
     def _open(self, message: StepMessage) -> None:
         if not len(message.opened):
@@ -101,9 +108,10 @@ class PersistentBatch:
         missing = int(slot.max()) + 1 - len(self._last)
         if missing > 0:
             self._tables = np.pad(self._tables, ((0, missing), (0, 0)))
-            self._num_blocks, self._last = (np.pad(each, (0, missing)) for each in (self._num_blocks, self._last))
+            per_slot = self._num_blocks, self._last, self._adapters
+            self._num_blocks, self._last, self._adapters = (np.pad(each, (0, missing)) for each in per_slot)
             self._options = {name: np.pad(column, (0, missing)) for name, column in self._options.items()}
-        self._tables[slot], self._num_blocks[slot] = 0, 0
+        self._tables[slot], self._num_blocks[slot], self._adapters[slot] = 0, 0, message.opened["adapter"]
         for name, column in self._options.items():
             column[slot] = message.opened[name]
         self._entries.open(message)

@@ -9,6 +9,7 @@ import numpy as np
 from .....checkpoint.read.shared_read import ALONE, Peers
 from .....core.casts import Array
 from ...kv_formats import CacheShape
+from ...program.adapters import RankAdapter
 from ...program.lower import Program
 from ...step.channel import Channel
 from ...step.running_plan import RunningPlan
@@ -17,6 +18,7 @@ from ...step.sampling_rows import SamplingRows
 from ..backend import Backend, DecodedAhead, Masks, no_masks
 from ..sampler.native_sampler import native_sampler
 from ..sampler.sampler import run_sampler
+from .adapters import AdapterSlots
 from .binding.library import Kernels
 from .binding.structures import NativeModel
 from .buffers import RankBuffers
@@ -37,6 +39,7 @@ class NativeRunner(Backend):
         kernels: the functions of an instruction set.
         max_tokens: the largest number of tokens of a step.
         peers: the ranks of the model.
+        adapters: the number of adapters that may be loaded, and their largest rank.
     """
 
     def __init__(
@@ -48,13 +51,15 @@ class NativeRunner(Backend):
         max_tokens: int,
         threads: int,
         peers: Peers = ALONE,
+        adapters: tuple[int, int] = (0, 0),
     ) -> None:
         self.kernels = f"native {kernels.instruction_set}"
         self.samples = True
         self._program, self._functions, self._weights = program, kernels, weights
-        self._operations = prepare_operations(program, weights)
+        self._adapters = AdapterSlots(program, weights.dtype, kernels, adapters[0])
+        self._operations = prepare_operations(program, weights, self._adapters)
         self._cache = NativeCache(program, cache)
-        self._buffers = RankBuffers(program, cache, max_tokens, threads, peers, weights.weight_dtype)
+        self._buffers = RankBuffers(program, cache, max_tokens, threads, peers, weights.weight_dtype, adapters[1])
         self._model = model = NativeModel(
             operations=ctypes.addressof(self._operations),
             num_operations=len(self._operations),
@@ -122,6 +127,10 @@ class NativeRunner(Backend):
         if ahead.arguments.num_candidates:
             return DecodedAhead(None, bool(ahead.arguments.has_next))
         return DecodedAhead(self._sampler.output(plan.rows).token_ids) if steps else None
+
+    def set_adapter(self, slot: int, adapter: RankAdapter) -> None:
+        """Keeps an adapter in a slot: see `Backend`."""
+        self._adapters.set(slot, adapter)
 
     def logits(self, plan: RunningPlan) -> Array:
         """Computes a step as `step` does; returns the raw logits of its rows on every rank: fp32 [R, vocab_size]."""

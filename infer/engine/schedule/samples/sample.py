@@ -6,6 +6,7 @@ from typing import Final
 
 from ...grammar.grammar import Matcher
 from ...request.request import Request
+from ...step.running_plan import NO_ADAPTER
 from .block_table import BlockTable
 from .proposer import Proposer
 
@@ -73,6 +74,7 @@ class Sample:
         num_computed: the number of leading tokens whose keys and values are in the cache.
         preemptions: the number of times that the scheduler took its blocks away.
         quantum: its time among the running ones.
+        adapter: the slot of its adapter; NO_ADAPTER without one.
         num_prompt: the number of prompt tokens.
     """
 
@@ -87,6 +89,7 @@ class Sample:
     num_computed: int = 0
     preemptions: int = 0
     quantum: Quantum = field(default_factory=Quantum)
+    adapter: int = NO_ADAPTER
     num_prompt: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -24,14 +24,17 @@ Sequences = Sequence[tuple[Sequence[int], int]]  # tokens, and the slot of the a
 
 def serving(base: Path, adapters: Sequence[Path], job: Job) -> Backend:
     """Returns a backend with adapters in its slots, in their order."""
-    job = replace(job, checkpoint=str(base))
-    made = load(job)
-    config = stored_config(Checkpoint.open(base)).model_dump(mode="json")
+    made = load(replace(job, checkpoint=str(base)))
     for slot, path in enumerate(adapters):
-        made.set_adapter(
-            slot, AdapterOrder(slot, str(path), Checkpoint.open(path).folder.fingerprint, config).carry_out(job)
-        )
+        put(made, slot, path, base, job)
     return made
+
+
+def put(made: Backend, slot: int, path: Path, base: Path, job: Job) -> None:
+    """Loads an adapter into a slot of a backend."""
+    config = stored_config(Checkpoint.open(base)).model_dump(mode="json")
+    order = AdapterOrder(slot, str(path), Checkpoint.open(path).folder.fingerprint, config)
+    made.set_adapter(slot, order.carry_out(job))
 
 
 def together(made: Backend, sequences: Sequences, steps: int = 1) -> list[Array]:
