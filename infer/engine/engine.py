@@ -152,12 +152,13 @@ class Engine:
         self.home.require()
         check_servable(request, self.info, self.tokenizer is not None)
         request = with_grammar(request, self.grammars)
-        adapter = self.adapters.table.hold(request.adapter) if request.adapter else None
+        lease = self.adapters.table.hold(request.adapter) if request.adapter else None
         try:
-            self._live.add(LiveRequest(request, next(self._arrivals), self.source, on_event, adapter))
+            live = LiveRequest(replace(request, lease=lease), next(self._arrivals), self.source, on_event)
+            self._live.add(live)
         except BaseException:
-            if adapter is not None:
-                adapter.release()
+            if lease is not None:
+                lease.release()
             raise
         self._workers.wake()
 

@@ -12,8 +12,8 @@ from ...core.errors import Cancelled, TkError, WorkerDied
 from ...core.given_paths import as_path
 from .options import check_names
 from .planning.adapter_source import AdapterSource
+from .planning.adapter_table import AdapterTable, SlottedAdapter
 from .planning.model_source import ModelSource
-from .schedule.adapter_table import AdapterTable, SlottedAdapter
 from .step_loop import StepLoop
 from .worker.adapter_order import AdapterOrder
 from .worker.worker_group import WorkerGroup

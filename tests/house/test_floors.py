@@ -111,8 +111,8 @@ FLOORS: dict[str, dict[str, int]] = {
 }
 # The modules that compute. All other modules, policies and clients among them, work without a deep-learning stack.
 COMPUTE: dict[str, str] = {
-    "infer.engine.kernels.aten": "experts interpreter kv_cache model_runner online_softmax paged_attention "
-    "pages prepare prepared_weights row_tiles",
+    "infer.engine.kernels.aten": "adapted_products experts interpreter kv_cache model_runner "
+    "online_softmax paged_attention pages prepare prepared_weights row_tiles",
     "model": "activation attention balance decoder init loading mlp norm peers placement recompute rope",
     "model.experts": "experts mixture router shared spreads token_pairs",
     "parallel": "adapters collectives functions grouped_products head_loss host layers linear link_factory local_link "

@@ -1,17 +1,19 @@
 """Greedy decoding without processes that keeps every token's logits, to compare two schedules."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
 from tk.infer.engine.kernels.backend import Backend
+from tk.infer.engine.request.adapter_lease import AdapterLease
 from tk.infer.engine.schedule.batch_writer import BatchWriter
 from tk.infer.engine.schedule.samples.proposer import Proposer
 from tk.infer.engine.schedule.samples.sample import UNKNOWN, Sample, Status
 from tk.infer.engine.schedule.scheduler import Scheduler
 from tk.infer.engine.schedule.waiting.admission import Limits
 from tk.infer.engine.step.persistent_batch import PersistentBatch
-from tk.infer.engine.step.running_plan import NO_ADAPTER
 from tk.infer.engine.step.step_message import decode_message
 from tk.tests.infer.engine.schedule.new_sample import new_sample
 
@@ -39,7 +41,7 @@ class History:
         proposer: returns what makes the proposals for a prompt, by its number.
         num_twins: the number of twins of blocks that the backend has (see `CacheShape`).
         num_samples: the samples of each prompt; without noise they are the same.
-        adapters: the slot of each prompt's adapter; () if none has one.
+        leases: the holds of prompts on their adapters, by their numbers.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class History:
         proposer: Callable[[int], Proposer | None] = lambda number: None,
         num_twins: int = 0,
         num_samples: int = 1,
-        adapters: Sequence[int] = (),
+        leases: Mapping[int, AdapterLease] = MappingProxyType({}),
     ) -> None:
         self.runner = runner
         self.prompts = prompts
@@ -67,21 +69,23 @@ class History:
         self.accepted = self.rejected = self.in_vain = 0
         self.proposer = proposer
         self.num_samples = num_samples
-        self.adapters = adapters or [NO_ADAPTER] * len(prompts)
+        self.leases = leases
         self.forks = 0
 
     def run(self, which: Sequence[int]) -> "History":
         """Greedy decoding of those prompts together."""
         for i in which:
             longest = len(self.prompts[i]) + self.num_new + self.ahead
-            samples = [
-                new_sample(i, self.prompts[i], longest, index=n, proposer=self.proposer(i), principal=f"p{i % 2}")
-                for n in range(self.num_samples)
-            ]
-            for sample in samples:
-                sample.adapter = self.adapters[i]
-                sample.table.root = bytes([1 + self.adapters[i]])
-            self.policy.add(samples)
+            lease, root = self.leases.get(i), b""
+            if lease is not None:
+                root = lease.digest.encode()
+            options: dict[str, Any] = {"root": root, "lease": lease, "principal": f"p{i % 2}"}
+            self.policy.add(
+                [
+                    new_sample(i, self.prompts[i], longest, index=n, proposer=self.proposer(i), **options)
+                    for n in range(self.num_samples)
+                ]
+            )
         flights: list[tuple[bytes, list[tuple[Sample, int, int | None]]]] = []
         while (chunks := self.policy.schedule()) or flights:
             chunks = tuple(chunk for chunk in chunks if self.writer.can_write(chunk))

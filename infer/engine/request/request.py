@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from ....core.argument_types import FLAG, TEXT, wrong_type
 from ....core.errors import InvalidRequest
 from ..grammar.grammar import Grammar
+from .adapter_lease import AdapterLease
 from .events import ModelInfo
 from .prompts import (
     Encoder,
@@ -71,6 +72,7 @@ class Request:
             They share no cached prefixes, and each has request ids of its own.
         weight: the principal's weight, above 0: twice the weight, twice the share.
         grammar: the grammar of `params.constraint`; None = none, or `Engine.submit` builds it.
+        lease: the hold on the adapter of that name, which `Engine.submit` takes and the request's end releases.
         is_checked: whether the prompt comes from `checked_prompt`; else `Engine.submit` looks at every token id.
     """
 
@@ -89,6 +91,7 @@ class Request:
     grammar: Grammar | None = None
     is_checked: bool = False
     adapter: str = ""
+    lease: AdapterLease | None = None
 
     @property
     def key(self) -> tuple[str, str]:

@@ -13,10 +13,8 @@ from ..planning.model_source import ModelSource
 from ..request.events import Done, Event, Failed, Finished, PromptLogprobs, Started, Timing, Usage
 from ..request.request import Request
 from ..request.sampling_params import SamplingParams
-from ..step.running_plan import NO_ADAPTER
 from ..step.sampler_output import SamplerOutput
 from ..step.sampling_rows import ScoredRow
-from .adapter_table import AdapterLease
 from .samples.block_table import BlockKey, BlockTable, cache_fingerprint, root_digest
 from .samples.deltas import DeltaBuilder, Ending
 from .samples.logprobs import PromptScores, token_logprob
@@ -31,7 +29,6 @@ class LiveRequest:
 
     Attributes:
         request: the request as submitted.
-        adapter: its hold on its adapter; None without one.
 
     Args:
         request: the request as submitted.
@@ -40,22 +37,14 @@ class LiveRequest:
         on_event: the callback that receives the events.
     """
 
-    def __init__(
-        self,
-        request: Request,
-        arrival: int,
-        source: ModelSource,
-        on_event: Callable[[Event], None],
-        adapter: AdapterLease | None = None,
-    ) -> None:
+    def __init__(self, request: Request, arrival: int, source: ModelSource, on_event: Callable[[Event], None]) -> None:
         params, tokenizer = request.params, source.tokenizer
         eos_token_ids = frozenset(() if params.ignore_eos else source.info.eos_token_ids)
         end = NO_PROMPT
         if tokenizer is not None:
             end = PromptEnd.of(tokenizer, request.token_ids, params.keep_special_tokens)
         self.request = request
-        self.adapter = adapter
-        self.samples = _samples(request, arrival, source, eos_token_ids, adapter)
+        self.samples = _samples(request, arrival, source, eos_token_ids)
         self._source, self._on_event = source, on_event
         self._deltas = [
             DeltaBuilder(
@@ -180,13 +169,7 @@ class LiveRequest:
             self._due.append(Done())
 
 
-def _samples(
-    request: Request,
-    arrival: int,
-    source: ModelSource,
-    eos_token_ids: frozenset[int],
-    adapter: AdapterLease | None,
-) -> tuple[Sample, ...]:
+def _samples(request: Request, arrival: int, source: ModelSource, eos_token_ids: frozenset[int]) -> tuple[Sample, ...]:
     """Returns the samples of a new request, all of which share its prompt, the keys of its blocks and the seed."""
     params, grammar, num_prompt = request.params, request.grammar, len(request.token_ids)
     options, info = source.options, source.info
@@ -196,7 +179,7 @@ def _samples(
         model=cache_fingerprint(info),
         principal=request.principal,
         salt=request.cache.salt,
-        adapter="" if adapter is None else adapter.digest,
+        adapter="" if request.lease is None else request.lease.digest,
         request=arrival if is_private else -1,
     )
     keys: list[BlockKey] = []
@@ -219,7 +202,6 @@ def _samples(
             ),
             BlockTable(root, is_private, sys.maxsize if index else scored_from, keys),
             Proposer(options.speculate) if proposes else None,
-            adapter=NO_ADAPTER if adapter is None else adapter.slot,
         )
         for index in range(params.n)
     )

@@ -11,9 +11,9 @@ from .sampling_rows import OPTION_COLUMNS, SampledRows, SamplingRows
 from .slot_entries import SlotEntries
 from .step_message import NextTokens, StepMessage
 
-# The columns of a slot; SamplingRows has them per row.
+# The columns of a slot; SamplingRows has them per row, but for the adapter.
 _OPTIONS: Final = {
-    **dict.fromkeys(("num_top", "sample_index"), "<i4"),
+    **dict.fromkeys(("adapter", "num_top", "sample_index"), "<i4"),
     **OPTION_COLUMNS,
     "seed": "<u8",
 }
@@ -31,7 +31,6 @@ class PersistentBatch:
         self._tables = np.zeros((0, 16), np.int32)
         self._num_blocks = np.zeros(0, np.int32)  # of each table
         self._last = np.zeros(0, np.int32)  # the token that was sampled last
-        self._adapters = np.zeros(0, np.int32)  # the slot of each one's adapter, in the backend
         self._options = {name: np.zeros(0, dtype) for name, dtype in _OPTIONS.items()}
         self._entries = SlotEntries()
         self._plan: RunningPlan | None = None  # the last one
@@ -98,7 +97,7 @@ class PersistentBatch:
 
     def _adapters_of(self, slot: Array) -> Array:
         """Returns the adapters of slots; none at all if no slot has one."""
-        found = self._adapters[slot]
+        found = self._options["adapter"][slot]
         return found if int(found.max(initial=NO_ADAPTER)) != NO_ADAPTER else found[:0]
 
     def _open(self, message: StepMessage) -> None:
@@ -108,10 +107,9 @@ class PersistentBatch:
         missing = int(slot.max()) + 1 - len(self._last)
         if missing > 0:
             self._tables = np.pad(self._tables, ((0, missing), (0, 0)))
-            per_slot = self._num_blocks, self._last, self._adapters
-            self._num_blocks, self._last, self._adapters = (np.pad(each, (0, missing)) for each in per_slot)
+            self._num_blocks, self._last = (np.pad(each, (0, missing)) for each in (self._num_blocks, self._last))
             self._options = {name: np.pad(column, (0, missing)) for name, column in self._options.items()}
-        self._tables[slot], self._num_blocks[slot], self._adapters[slot] = 0, 0, message.opened["adapter"]
+        self._tables[slot], self._num_blocks[slot] = 0, 0
         for name, column in self._options.items():
             column[slot] = message.opened[name]
         self._entries.open(message)
@@ -144,7 +142,7 @@ class PersistentBatch:
             target=np.full(len(sampled.slot), -1, np.int32),
             new_number=sampled.number,
             mask=sampled.mask,
-            **{name: column[sampled.slot] for name, column in self._options.items()},
+            **{name: column[sampled.slot] for name, column in self._options.items() if name != "adapter"},
             **self._entries.columns(sampled, tokens),
         )
         self._places = np.arange(len(sampled.slot), dtype=np.int64)

@@ -21,7 +21,7 @@ class AdapterOrder:
     """An adapter to load into a slot; it travels as a frame's values.
 
     Attributes:
-        slot: the slot.
+        slot: the place in the backend.
         path: the absolute path of the adapter's step or folder.
         fingerprint: that of its folder when the engine read it.
         config: the model of the base, as JSON: its folder may have changed since it was loaded.

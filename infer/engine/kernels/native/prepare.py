@@ -57,7 +57,7 @@ def prepare(job: Job, program: Program, load: LoadParams) -> NativeRunner:
         weights.key_factors = load_weights(job, program, load, weights.take, peers, job.threads)
     adapters = job.max_adapters, job.max_adapter_rank
     cache = CacheShape(job.num_blocks, job.block_size, job.kv_dtype, job.num_twins)
-    return NativeRunner(program, weights, cache, kernels, job.max_batched_tokens, job.threads, peers, adapters)
+    return NativeRunner(program, weights, cache, job.max_batched_tokens, job.threads, peers, adapters)
 
 
 def _kernels(name: str, dtype: str) -> Kernels:

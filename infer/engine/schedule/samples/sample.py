@@ -74,7 +74,6 @@ class Sample:
         num_computed: the number of leading tokens whose keys and values are in the cache.
         preemptions: the number of times that the scheduler took its blocks away.
         quantum: its time among the running ones.
-        adapter: the slot of its adapter; NO_ADAPTER without one.
         num_prompt: the number of prompt tokens.
     """
 
@@ -89,11 +88,15 @@ class Sample:
     num_computed: int = 0
     preemptions: int = 0
     quantum: Quantum = field(default_factory=Quantum)
-    adapter: int = NO_ADAPTER
     num_prompt: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.request.token_ids)
+
+    @property
+    def adapter(self) -> int:
+        """The slot of its adapter; NO_ADAPTER without one."""
+        return NO_ADAPTER if self.request.lease is None else self.request.lease.slot
 
     @property
     def order(self) -> tuple[int, int, int]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tk.infer.engine.kernels.native.binding.library import instruction_sets
+from tk.infer.engine.request.adapter_lease import AdapterLease
 from tk.tests.infer.adapters import make_adapter, trained_logits
 from tk.tests.infer.engine.kernels.adapted import JOB, over_ranks, prompts, put, serving, together
 from tk.tests.infer.history import History
@@ -78,16 +79,17 @@ def test_bits_depend_on_a_request_alone(
     job = replace(JOB, dtype=dtype, weight_dtype=weight_dtype, kv_dtype=kv_dtype, instruction_set=instruction_set)
     made, threaded = (serving(base, adapters, replace(job, threads=threads)) for threads in (1, 3))
     sequences, plain = prompts(VOCAB), serving(base, [], replace(job, max_adapters=0))
-    texts, slots = [tokens for tokens, _ in sequences], [slot for _, slot in sequences]
+    texts = [tokens for tokens, _ in sequences]
+    leases = {i: AdapterLease(slot, f"{slot}") for i, (_, slot) in enumerate(sequences) if slot >= 0}
     every = range(len(texts))
-    alone = [History(made, 100, 512, texts, 24, adapters=slots).run([i]) for i in every]
+    alone = [History(made, 100, 512, texts, 24, leases=leases).run([i]) for i in every]
     expected = History(plain, 100, 512, texts, 24).run([0, 1])
     assert all(map(torch.equal, expected.logits[1], alone[1].logits[1])), "a row without an adapter changed"
     assert not torch.equal(expected.logits[0][0], alone[0].logits[0][0])
     whole = [[*text, *history.tokens[i]] for i, (text, history) in enumerate(zip(texts, alone, strict=True))]
     for backend, num_blocks, budget in ((made, 100, 512), (threaded, 100, 23), (threaded, 8, 64)):
         proposer = partial(Oracle, whole, 4)
-        found = History(backend, num_blocks, budget, texts, 24, 1, proposer, adapters=slots).run(every)
+        found = History(backend, num_blocks, budget, texts, 24, 1, proposer, leases=leases).run(every)
         assert (found.preemptions > 0) == (num_blocks == 8)
         assert found.accepted > 0
         for i in every:

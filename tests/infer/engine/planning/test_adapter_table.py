@@ -4,7 +4,7 @@ import pytest
 
 from tk.core.errors import Overloaded, UnknownAdapter
 from tk.infer.engine.planning.adapter_source import AdapterSource
-from tk.infer.engine.schedule.adapter_table import AdapterTable
+from tk.infer.engine.planning.adapter_table import AdapterTable
 
 FIRST, SECOND = (AdapterSource(f"/{name}", "", name, 4) for name in ("first", "second"))
 

@@ -7,9 +7,11 @@ that began with it has ended.
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from ....core.errors import Overloaded, UnknownAdapter
-from ..planning.adapter_source import AdapterSource
+from ..request.adapter_lease import AdapterLease
+from .adapter_source import AdapterSource
 
 
 @dataclass(eq=False, slots=True)
@@ -17,8 +19,8 @@ class SlottedAdapter:
     """An adapter in a slot.
 
     Attributes:
-        slot: the slot.
-        source: the adapter.
+        slot: its place in the backends.
+        source: what was loaded.
         num_holders: the requests that use it, and one more as long as it has a name or is being loaded.
     """
 
@@ -27,33 +29,12 @@ class SlottedAdapter:
     num_holders: int = 1
 
 
-@dataclass(eq=False, slots=True)
-class AdapterLease:
-    """A request's hold on its adapter.
-
-    Attributes:
-        slot: the slot of the adapter.
-        digest: the SHA-256 of the adapter.
-    """
-
-    slot: int
-    digest: str
-    _table: "AdapterTable"
-    _held: SlottedAdapter | None
-
-    def release(self) -> None:
-        """Ends the hold; a second call does nothing."""
-        held, self._held = self._held, None
-        if held is not None:
-            self._table.drop(held)
-
-
 @dataclass(slots=True)
 class AdapterTable:
     """The adapters of an engine, for any thread.
 
     Attributes:
-        num_slots: the number of slots.
+        num_slots: how many adapters may be loaded at the same time.
     """
 
     num_slots: int
@@ -82,7 +63,7 @@ class AdapterTable:
         with self._lock:
             found = self._find(name)
             found.num_holders += 1
-            return AdapterLease(found.slot, found.source.digest, self, found)
+            return AdapterLease(found.slot, found.source.digest, partial(self.drop, found))
 
     def reserve(self, source: AdapterSource) -> SlottedAdapter:
         """Takes a slot for an adapter that is to be loaded; `give` or `drop` must follow.
