@@ -58,7 +58,7 @@ class Engine:
         limits, lock = Limits.of(options, memory.max_model_len), threading.Lock()
         scheduler = Scheduler(limits, memory.num_blocks, memory.block_size, memory.num_twins)
         self.statistics = EngineStatistics(scheduler, lock)
-        self._live = LiveTable(scheduler, lock)
+        self._live = LiveTable(scheduler, lock, by_adapter=memory.max_adapters > 0)
         self._availability = Availability()
         watch = StepWatch(options.step_timeout, self._availability.report)
         self._workers = WorkerGroup(processes, watch, self._live.end_unwanted)

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from ...core.errors import Cancelled, TkError, WorkerDied
+from ...core.errors import Cancelled, ConfigError, TkError, WorkerDied
 from ...core.given_paths import as_path
 from .options import check_names
 from .planning.adapter_source import AdapterSource
@@ -52,11 +52,13 @@ class EngineAdapters:
 
         Raises:
             CheckpointError: see `AdapterSource.open`.
-            ConfigError: the name is empty or has characters that cannot be printed.
+            ConfigError: the engine was started without places for adapters, or the name cannot be printed.
             Overloaded: all slots are taken.
             WorkerDied, Cancelled: the workers have died, or the engine is closed.
         """
         check_names("adapters", (name,))
+        if not self.table.num_slots:
+            raise ConfigError("The engine has no places for adapters: start it with max_adapters.")
         source = AdapterSource.open(as_path(path), self._source.checkpoint, self._source.config, self._source.memory)
         taken, done = self.table.reserve(source), Future[None]()
         try:
@@ -88,14 +90,14 @@ class EngineAdapters:
         """Loads the adapters of the engine's options, on its thread, before the first step."""
         for name, source in self._source.adapters.items():
             taken = self.table.reserve(source)
-            self._workers.load_adapter(self._order(taken.slot, source))
+            self._load_into(taken.slot, source)
             self.table.give(name, taken)
 
     def start_again(self) -> None:
         """Loads the adapters into new workers, on the engine's thread; those that cannot be read any more are lost."""
         for slot, source in self.table.in_slots.items():
             try:
-                self._workers.load_adapter(self._order(slot, source))
+                self._load_into(slot, source)
             except (WorkerDied, Cancelled):
                 raise
             except TkError as error:
@@ -114,7 +116,7 @@ class EngineAdapters:
 
     def _load_now(self, adapter: SlottedAdapter, done: "Future[None]") -> None:
         try:
-            self._workers.load_adapter(self._order(adapter.slot, adapter.source))
+            self._load_into(adapter.slot, adapter.source)
         except TkError as error:
             done.set_exception(error)
             if isinstance(error, WorkerDied | Cancelled):
@@ -122,5 +124,7 @@ class EngineAdapters:
         else:
             done.set_result(None)
 
-    def _order(self, slot: int, source: AdapterSource) -> AdapterOrder:
-        return AdapterOrder(slot, source.path, source.fingerprint, self._source.config.model_dump(mode="json"))
+    def _load_into(self, slot: int, source: AdapterSource) -> None:
+        config = self._source.config.model_dump(mode="json")
+        order = AdapterOrder(slot, source.path, source.fingerprint, config)
+        self._workers.load_adapter(order, self._source.options.start_timeout)

@@ -41,7 +41,7 @@ class StepLoop:
         self._in_flight = None
 
     def between_steps(self, errand: Callable[[], object]) -> None:
-        """Lets the next turn call a function when no step is in flight, from any thread; it must not raise TkError.
+        """Lets the next turn call a function when no step is in flight, from any thread; if it raises, the loop ends.
 
         The caller wakes the thread.
         """
@@ -59,6 +59,7 @@ class StepLoop:
             before = None
         while self._errands:
             self._errands.popleft()()
+            self._consumed = None
         self._live.end_unwanted()
         planned = self._live.schedule()
         if planned is None:

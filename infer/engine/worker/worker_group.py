@@ -163,26 +163,31 @@ class WorkerGroup:
                 return SamplerOutput.decode(answer.body)
             self.watch.look(self.process_ids)
 
-    def load_adapter(self, order: AdapterOrder) -> None:
+    def load_adapter(self, order: AdapterOrder, timeout: float) -> None:
         """Lets every rank load an adapter, and waits for them; all steps must be answered already.
+
+        Args:
+            order: the adapter and its slot.
+            timeout: the time to load, in seconds.
 
         Raises:
             TkError: a rank could not; it has the adapter that the slot had before, or this one.
-            WorkerDied: see `receive`.
+            WorkerDied: a rank ended, or did not load in time.
         """
+        deadline = time.monotonic() + timeout
+        self.watch.rest()
         self._send(Frame("adapter", asdict(order)), self._connections)
-        self.watch.begin(lambda: 0.0)
         waiting, refusal = set(range(len(self._connections))), None
         while waiting:
-            for rank in self._wait_for_ranks(self.watch.seconds_to_look):
+            if time.monotonic() >= deadline:
+                ranks = describe_ranks(self.process_ids)
+                raise WorkerDied(f"The inference workers did not load an adapter in {timeout:g} s: {ranks}.")
+            for rank in self._wait_for_ranks(LOOK_SECONDS):
                 answer = self._receive(rank)
                 if answer.op == "error":
                     raise WorkerDied(str(error_from(answer)))
                 waiting.discard(rank)
                 refusal = error_from(answer) if answer.op == "refused" else refusal
-            self.watch.look(self.process_ids)
-        self.watch.answered()
-        self.watch.rest()
         if refusal is not None:
             raise refusal
 

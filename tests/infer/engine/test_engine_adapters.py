@@ -82,5 +82,7 @@ def test_a_load_that_fails_changes_nothing(model_folder: Callable[[str], Path], 
     with pytest.raises(Cancelled):
         llm.load_adapter("b", path)
     assert list(llm.engine.adapters.table.in_slots) == [0]
+    with LLM(base, kv_blocks=64) as llm, pytest.raises(ConfigError, match="has no places for adapters"):
+        llm.load_adapter("a", path)
     with pytest.raises(ConfigError, match="adapters has 2 entries, and max_adapters is 1"):
         LLM(base, adapters={"a": path, "b": path}, max_adapters=1)

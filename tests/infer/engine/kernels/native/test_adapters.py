@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from tk.infer.engine.job import Job
+from tk.infer.engine.kernels.native import prepare
+from tk.infer.engine.kernels.native.binding import library
 from tk.infer.engine.kernels.native.binding.library import instruction_sets
 from tk.infer.engine.request.adapter_lease import AdapterLease
 from tk.tests.infer.adapters import make_adapter, trained_logits
 from tk.tests.infer.engine.kernels.adapted import JOB, over_ranks, prompts, put, serving, together
+from tk.tests.infer.engine.kernels.native.products import MODELS, portable
 from tk.tests.infer.history import History
 from tk.tests.infer.oracle import Oracle
 from tk.tests.model.architectures import ENTRIES, VOCAB
@@ -74,9 +78,26 @@ def test_bits_in_fp32_are_the_same_at_every_tp(tmp_path: Path, tp: int) -> None:
 def test_bits_depend_on_a_request_alone(
     tmp_path: Path, dtype: str, weight_dtype: str, kv_dtype: str, instruction_set: str
 ) -> None:
-    """Beside requests of other adapters and of none, with any cut of prompts, preemption, proposals and threads."""
-    base, adapters = make(tmp_path)
-    job = replace(JOB, dtype=dtype, weight_dtype=weight_dtype, kv_dtype=kv_dtype, instruction_set=instruction_set)
+    job = replace(JOB, dtype=dtype, weight_dtype=weight_dtype, kv_dtype=kv_dtype)
+    check_histories(tmp_path, replace(job, instruction_set=instruction_set))
+
+
+@MATRIX
+@pytest.mark.parametrize("instruction_set", MODELS)
+def test_bits_depend_on_a_request_alone_with_models_of_instructions_for_bf16(
+    tmp_path: Path, instruction_set: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "SOURCE", portable())
+    monkeypatch.setattr(prepare, "instruction_sets", lambda: ("baseline", "wide", *MODELS))
+    job = replace(JOB, dtype="bf16", weight_dtype="bf16", kv_dtype="bf16")
+    check_histories(tmp_path, replace(job, instruction_set=instruction_set))
+
+
+def check_histories(folder: Path, job: Job) -> None:
+    """Compares requests alone with requests beside those of other adapters and of none: in any cut of their prompts,
+    after preemption, with proposals and on several threads.
+    """
+    base, adapters = make(folder)
     made, threaded = (serving(base, adapters, replace(job, threads=threads)) for threads in (1, 3))
     sequences, plain = prompts(VOCAB), serving(base, [], replace(job, max_adapters=0))
     texts = [tokens for tokens, _ in sequences]
