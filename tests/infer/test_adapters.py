@@ -69,7 +69,10 @@ def test_log_probabilities_are_those_of_training(base: Path, adapters: dict[str,
     with LLM(base, tp=tp, adapters=adapters, kernels=kernels, kv_blocks=64) as llm:
         for name, path in {"": None, **adapters}.items():
             [found] = llm.generate([PROMPT], SCORED, adapter=name)
-            np.testing.assert_allclose(logprobs(found), expected_logprobs(base, path, found), atol=1e-5)
+            expected = expected_logprobs(base, path, found)
+            np.testing.assert_allclose(logprobs(found), expected, atol=1e-5)
+            score = llm.score(PROMPT, found.choices[0].token_ids, name)
+            np.testing.assert_allclose(score.logprobs, expected, atol=1e-5)
 
 
 def test_requests_of_different_adapters_share_steps(served: LLM) -> None:
