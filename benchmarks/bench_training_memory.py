@@ -64,6 +64,13 @@ CONFIGURATIONS: Final[Mapping[str, Sections]] = MappingProxyType(
             "recompute": {"mode": "full"},
             "train": {"freeze": ["model.layers"]},
         },
+        "dp 4, ZeRO-3, full, adapters of rank 16": {
+            "parallel": {"dp": 4},
+            "zero": {"stage": 3},
+            "recompute": {"mode": "full"},
+            "lora": {"rank": 16},
+        },
+        "bf16, adapters of rank 16": {"precision": BF16, "lora": {"rank": 16}},
         "bf16, states on disk": {"precision": BF16, "offload": {"optimizer": "disk"}},
         "dp 2, ZeRO-3, bf16, full, all on disk": {
             "parallel": {"dp": 2},
@@ -152,22 +159,36 @@ def _rises(config: dict[str, Any], world_size: int) -> list[int]:
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
     tiny = config | {"model": config["model"] | TINY | heads, "train": config["train"] | {"seq_len": 8}}
     with tempfile.TemporaryDirectory() as folder:
-        texts = [
-            json.dumps(each | {"checkpoint": {"dir": f"{folder}/{number}"}})
-            for number, each in enumerate((tiny, config))
-        ]
-        common = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tk.benchmarks.training_memory_rank", *texts],
-                env=os.environ | common | {"RANK": str(rank), "OMP_NUM_THREADS": "1"},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(world_size)
-        ]
-        outputs = [process.communicate() for process in processes]
+        runs = [each | {"checkpoint": {"dir": f"{folder}/{number}"}} for number, each in enumerate((tiny, config))]
+        if "lora" in config:
+            bases = [_base(each, f"{folder}/base-{number}") for number, each in enumerate(runs)]
+            _run_ranks(bases, 1)
+            runs = [
+                each | {"model": {"init": base["checkpoint"]["dir"]}} for each, base in zip(runs, bases, strict=True)
+            ]
+        return _run_ranks(runs, world_size)
+
+
+def _base(config: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Returns the run of one process that makes the base of an adapter's run."""
+    kept = {name: config[name] for name in ("model", "data", "precision") if name in config}
+    return kept | {"train": config["train"] | {"steps": 1}, "checkpoint": {"dir": folder}}
+
+
+def _run_ranks(runs: list[dict[str, Any]], world_size: int) -> list[int]:
+    """Runs the ranks of training_memory_rank.py, and returns what they print."""
+    common = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tk.benchmarks.training_memory_rank", *map(json.dumps, runs)],
+            env=os.environ | common | {"RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    outputs = [process.communicate() for process in processes]
     for process, (_, errors) in zip(processes, outputs, strict=True):
         if process.returncode:
             raise SystemExit(f"A rank ended with {process.returncode}:\n{errors[-2000:]}")

@@ -1,13 +1,16 @@
 """`tk inspect`: a summary of a checkpoint."""
 
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import click
 
 from ..core.progress import format_bytes
 from .common import PATH, print_json
 from .reshard import open_checkpoint
+
+_KINDS: Final = MappingProxyType({"tk": "tk checkpoint", "huggingface": "Hugging Face folder", "peft": "PEFT folder"})
 
 
 @click.command(epilog="Example: tk inspect runs/demo")
@@ -33,7 +36,7 @@ def _head(summary: dict[str, Any]) -> list[str]:
     layout = summary["layout"]
     sizes = ", ".join(f"{slot} {format_bytes(size)}" for slot, size in summary["slot_bytes"].items())
     lines = [
-        f"{summary['path']} ({'tk checkpoint' if summary['kind'] == 'tk' else 'Hugging Face folder'})",
+        f"{summary['path']} ({_KINDS[summary['kind']]})",
         f"parameters  {summary['parameters']:,}",
         f"slots       {sizes}",
         f"files       {len(summary['files'])}, {format_bytes(sum(summary['files'].values()))}",
@@ -43,6 +46,10 @@ def _head(summary: dict[str, Any]) -> list[str]:
         axes = ("tp", "pp", "dp", *(key for key in ("cp", "ep", "expert_tp") if key in layout))
         saved = f"{', '.join(f'{key} {layout[key]}' for key in axes)}, ZeRO {layout['zero']}"
         lines[1:1] = [f"step        {summary['step']}", f"saved at    {saved}"]
+    if summary["adapter"]:
+        record = summary["adapter"]
+        of = f"of {record['base']['path'] or 'an unnamed base'}, {record['base']['identity'] or 'unverified'}"
+        lines.append(f"adapter     {record['adapter'].get('peft_type')}, rank {record['adapter'].get('r')}, {of}")
     return [*lines, ""]
 
 

@@ -103,6 +103,7 @@ def run_or_show(prepared: "Prepared", verb: str, dry_run: bool, as_json: bool) -
 
         prepared.run(advance)
     summary["seconds"] = seconds = time.monotonic() - start
+    summary |= prepared.change.facts() if prepared.change else {}
     if as_json:
         print_json(summary)
         return
@@ -111,6 +112,8 @@ def run_or_show(prepared: "Prepared", verb: str, dry_run: bool, as_json: bool) -
         f"{prepared.target.path}: {format_bytes(plan.bytes_written)} in {format_count(len(summary['files']), 'file')}, "
         f"{format_seconds(seconds)}, {speed:.2f} GB/s"
     )
+    if prepared.change:
+        click.echo(prepared.change.sentence())
     if prepared.links:
         click.echo(
             f"linked {format_count(len(prepared.links), 'file')}: checksums were copied without a check (tk verify "
@@ -139,11 +142,14 @@ def _show_plan(summary: dict[str, Any], as_json: bool) -> None:
 def _architecture_table(checkpoint: "Checkpoint", layout: "Layout") -> "Table | None":
     """Returns how a Hugging Face folder's tensors may be sharded.
 
-    It is None for a model that tk does not know, if the target has one rank and nothing has to be sharded.
+    It is None for an adapter, and for a model that tk does not know, if the target has one rank and nothing has to be
+    sharded.
     """
     from ..model.registry import architectures, tensor_table
     from ..model.stored_config import stored_config
 
-    if layout.world_size == 1 and checkpoint.config().get("model_type") not in architectures():
+    if checkpoint.manifest.adapter or (
+        layout.world_size == 1 and checkpoint.config().get("model_type") not in architectures()
+    ):
         return None
     return tensor_table(stored_config(checkpoint))

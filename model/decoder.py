@@ -65,8 +65,8 @@ class DecoderLayer(nn.Module):
     ) -> torch.Tensor:
         """Computes `forward` without recomputation of the whole layer."""
         x_ND = x_ND + self.self_attn(self.input_layernorm(x_ND), rotary, attend, noise)
-        inner = balance if isinstance(self.mlp, MixtureOfExperts) else noise
-        return x_ND + self.mlp(self.post_attention_layernorm(x_ND), inner)  # type: ignore[no-any-return]
+        routed = (balance,) if isinstance(self.mlp, MixtureOfExperts) else ()
+        return x_ND + self.mlp(self.post_attention_layernorm(x_ND), *routed, noise)  # type: ignore[no-any-return]
 
 
 def _feed_forward(layer: int, place: Placement) -> nn.Module:

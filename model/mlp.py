@@ -51,10 +51,22 @@ def _feed_forward(
 ) -> torch.Tensor:
     """Maps hidden states [..., D] to [..., D], in blocks of `num_rows` positions if that is not 0."""
     if not num_rows:
-        return down(up(x_ND, noise), activation, noise)  # type: ignore[no-any-return]
-    if up.adapter is None and down.adapter is None:
+        return _block(x_ND, noise, up, down, activation)
+    if all(layer.adapter is None and layer.codes is None for layer in (up, down)):
         return MLPBlocks(up, down, activation, num_rows)(x_ND)
-    parts = x_ND.split(num_rows, dim=SEQUENCE)
-    return torch.cat(
-        [recomputed(lambda rows_ND: down(up(rows_ND), activation), rows_ND) for rows_ND in parts], SEQUENCE
-    )
+    length, outputs = x_ND.shape[SEQUENCE], []
+    for start in range(0, length, num_rows):
+        positions = slice(start, start + num_rows)
+        own = noise and noise.at(positions, length)
+        outputs.append(recomputed(_block, x_ND[..., positions, :], own, up, down, activation))
+    return torch.cat(outputs, SEQUENCE)
+
+
+def _block(
+    x_ND: torch.Tensor,
+    noise: TokenNoise | None,
+    up: ColumnParallelLinear,
+    down: RowParallelLinear,
+    activation: Activation,
+) -> torch.Tensor:
+    return down(up(x_ND, noise), activation, noise)  # type: ignore[no-any-return]

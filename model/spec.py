@@ -124,6 +124,7 @@ class DecoderSpec:
         rope: the rotary embedding, or None if positions are learned (the table then has `POSITIONS`).
         transposed: whether linear weights are stored [in, out], as in GPT-2.
         adapters: the adapters, by the names of their weights; the table has their factors, too.
+        base_bits: the bits of the codes in which training keeps the frozen weights of linear layers; 0 for no codes.
     """
 
     table: tuple[TensorSpec, ...]
@@ -137,6 +138,7 @@ class DecoderSpec:
     rope: Rope | None = None
     transposed: bool = False
     adapters: Mapping[str, AdapterSpec] = field(default_factory=lambda: MappingProxyType({}))
+    base_bits: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ..checkpoint.convert.tensor_values import equal_tensors
 from ..checkpoint.read.reader import Checkpoint
-from ..core.errors import ShapeMismatch
+from ..core.errors import CheckpointError, ShapeMismatch
 from .config import ModelConfig
 from .config_keys import unknown_keys, unquantized
 from .registry import architectures, tensor_table
@@ -30,8 +30,13 @@ def stored_config(checkpoint: Checkpoint) -> ModelConfig:
         ManifestError: config.json describes a model that is not supported.
         ShapeMismatch: the checkpoint holds a tensor that this model does not have, a layer more for example: the model
             would be another one without it.
-        CheckpointError: config.json does not exist, or the two tensors cannot be read.
+        CheckpointError: config.json does not exist, or the two tensors cannot be read; or it is an adapter, no model.
     """
+    if checkpoint.manifest.adapter is not None:
+        base = checkpoint.manifest.adapter.base.path
+        raise CheckpointError(
+            f"{checkpoint.path} holds an adapter, not a model: it belongs to its base{f', {base}' if base else ''}."
+        )
     where = str(checkpoint.path / "config.json")
     data = checkpoint.config()
     config = ModelConfig.from_json(data, where)

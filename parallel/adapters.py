@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from .products import in_fp32, matmul
+from .held_weight import Weight, add_input_gradient, add_outputs, add_product, sum_dtype
+from .products import matmul
 from .token_noise import TokenNoise, word_of
 
 
@@ -140,45 +141,25 @@ class AdapterProduct:
 
 
 def adapted_product(
-    x_ND: torch.Tensor, weight: torch.Tensor, num_transposed: int, adapter: AdapterProduct, u_TR: torch.Tensor
+    x_ND: torch.Tensor, weight: Weight, num_transposed: int, adapter: AdapterProduct, u_TR: torch.Tensor
 ) -> torch.Tensor:
-    """Maps [..., D] to [..., F] by this rank's weight and its adapters; `linear.product` says what blocks it has."""
-    y_TF, x_TD = adapter.up(u_TR, _sum_dtype(weight)), x_ND.flatten(0, -2)
-    if not num_transposed:
-        add_product(y_TF, x_TD, weight.t())
-    else:
-        for part_TF, block_DF in zip(y_TF.chunk(num_transposed, -1), weight.chunk(num_transposed), strict=True):
-            add_product(part_TF, x_TD, block_DF)
+    """Maps [..., D] to [..., F] by this rank's weight and its adapters; see `held_weight` for the weight."""
+    y_TF = adapter.up(u_TR, sum_dtype(x_ND))
+    add_outputs(y_TF, x_ND.flatten(0, -2), weight, num_transposed)
     return y_TF.to(x_ND.dtype).view(*x_ND.shape[:-1], -1)
 
 
 def adapted_input_gradient(
-    grad_NF: torch.Tensor, weight: torch.Tensor, num_transposed: int, adapter: AdapterProduct, grad_TR: torch.Tensor
+    grad_NF: torch.Tensor, weight: Weight, num_transposed: int, adapter: AdapterProduct, grad_TR: torch.Tensor
 ) -> torch.Tensor:
     """Maps the gradient [..., F] of `adapted_product` to that of its input [..., D]."""
-    total_TD, grad_TF = adapter.input_gradient(grad_TR, _sum_dtype(weight)), grad_NF.flatten(0, -2)
-    if not num_transposed:
-        add_product(total_TD, grad_TF, weight)
-    else:
-        for part_TF, block_DF in zip(grad_TF.chunk(num_transposed, -1), weight.chunk(num_transposed), strict=True):
-            add_product(total_TD, part_TF, block_DF.t())
+    total_TD = adapter.input_gradient(grad_TR, sum_dtype(grad_NF))
+    add_input_gradient(total_TD, grad_NF.flatten(0, -2), weight, num_transposed)
     return total_TD.to(grad_NF.dtype).view(*grad_NF.shape[:-1], -1)
-
-
-def _sum_dtype(weight: torch.Tensor) -> torch.dtype:
-    return torch.float32 if in_fp32(weight) else weight.dtype
-
-
-def add_product(
-    total_TF: torch.Tensor, x_TD: torch.Tensor, weight_DF: torch.Tensor, scale: float = 1.0, *, fresh: bool = False
-) -> None:
-    """Adds scale x W to a sum in place, before the sum is rounded to its dtype; `fresh` overwrites the sum."""
-    factors = (x_TD.to(total_TF.dtype), weight_DF.to(total_TF.dtype))
-    torch.addmm(total_TF, *factors, beta=0 if fresh else 1, alpha=scale, out=total_TF)
 
 
 def _scaled_product(a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
     """Returns scale a b, rounded once."""
-    total = a.new_empty((len(a), b.shape[1]), dtype=_sum_dtype(a))
+    total = a.new_empty((len(a), b.shape[1]), dtype=sum_dtype(a))
     add_product(total, a, b, scale, fresh=True)
     return total.to(a.dtype)

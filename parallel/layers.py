@@ -14,6 +14,7 @@ from torch import nn
 
 from ..core.layout import Layout
 from .adapters import AdapterFactors, AdapterProduct
+from .coded_weight import CodedWeight
 from .functions import leave_block
 from .head_loss import HeadLoss, head_loss
 from .linear import Activation, ParallelProduct
@@ -82,6 +83,9 @@ class ColumnParallelLinear(nn.Module):
         out_features: F, the number of rows that this rank holds.
         num_transposed: 0 stores the weight as [F, D]; n stores it as n blocks [D, F / n], one below the other.
         adapter: the adapters of the weight.
+
+    Attributes:
+        codes: the frozen weight in codes, of which `weight` then has the shape alone; None if it is not in codes.
     """
 
     def __init__(
@@ -104,6 +108,7 @@ class ColumnParallelLinear(nn.Module):
         self.bias = context.empty(out_features) if bias else None
         self.out_features = out_features
         self.adapter = adapter
+        self.codes: CodedWeight | None = None
 
     def forward(self, x_ND: torch.Tensor, noise: TokenNoise | None = None) -> torch.Tensor:
         """Maps [..., D], replicated (or split along dim -2), to [..., F], split along dim -1.
@@ -113,7 +118,7 @@ class ColumnParallelLinear(nn.Module):
             noise: the random numbers of all its tokens, those of other ranks too, for dropout of adapters.
         """
         adapter = adapter_call(self.adapter, self.out_features, noise)
-        return self.product(x_ND, self.weight, self.bias, adapter=adapter)
+        return self.product(x_ND, self.codes or self.weight, self.bias, adapter=adapter)
 
 
 class VocabParallelHead(ColumnParallelLinear):
@@ -133,6 +138,9 @@ class RowParallelLinear(nn.Module):
         transposed: whether the weight is stored as [D, F].
         recompute_activation: whether backward computes the activation before the product again instead of keeping it.
         adapter: the adapter of the weight.
+
+    Attributes:
+        codes: the frozen weight in codes, of which `weight` then has the shape alone; None if it is not in codes.
     """
 
     def __init__(
@@ -156,6 +164,7 @@ class RowParallelLinear(nn.Module):
         self.bias = context.empty(out_features) if bias else None
         self.out_features = out_features
         self.adapter = adapter
+        self.codes: CodedWeight | None = None
 
     def forward(
         self, x_ND: torch.Tensor, activation: Activation | None = None, noise: TokenNoise | None = None
@@ -170,7 +179,7 @@ class RowParallelLinear(nn.Module):
         if activation is not None and not self.recompute_activation:
             x_ND, activation = activation(x_ND), None
         adapter = adapter_call(self.adapter, self.out_features, noise)
-        return self.product(x_ND, self.weight, self.bias, activation, adapter)
+        return self.product(x_ND, self.codes or self.weight, self.bias, activation, adapter)
 
 
 def adapter_call(

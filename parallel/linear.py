@@ -6,7 +6,7 @@ deferred, and an activation before the product recomputed. Adapters of the weigh
 call that needs none of this (one rank, or no gradients) uses torch's plain operators, which are as fast.
 
 Letters: N any leading dims, D in features, F out features of this rank. A weight is stored as [F, D], or as n blocks
-[D, F / n], one below the other (`num_transposed` = n).
+[D, F / n], one below the other (`num_transposed` = n). A frozen weight may be in codes (`coded_weight`).
 """
 
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 
 from .adapters import AdapterProduct, adapted_input_gradient, adapted_product
+from .coded_weight import CodedWeight
 from .collectives import (
     PendingResult,
     all_gather_dim,
@@ -27,6 +28,7 @@ from .collectives import (
     start_reduce_scatter_dim,
 )
 from .functions import SEQUENCE, enter_block, leave_block
+from .held_weight import Weight, coded_input_gradient, coded_product
 from .mesh import Group
 from .products import linear, matmul
 from .weight_grads import WeightGradQueue
@@ -56,7 +58,7 @@ class ParallelProduct:
     def __call__(
         self,
         x_ND: torch.Tensor,
-        weight: torch.Tensor,
+        weight: Weight,
         bias_F: torch.Tensor | None = None,
         activation: Activation | None = None,
         adapter: AdapterProduct | None = None,
@@ -67,13 +69,14 @@ class ParallelProduct:
             activation: a function that is applied to the input first ("row" only); backward computes it again.
             adapter: the adapters of the weight.
         """
+        coded = isinstance(weight, CodedWeight)
         queue = self.weight_grads if self.weight_grads and self.weight_grads.enabled else None
-        if queue and not (weight.requires_grad and x_ND.requires_grad):
+        if queue and (isinstance(weight, CodedWeight) or not (weight.requires_grad and x_ND.requires_grad)):
             queue = None
-        if torch.is_grad_enabled() and (self.tp.size > 1 or queue or activation or adapter):
+        if torch.is_grad_enabled() and (self.tp.size > 1 or queue or activation or adapter or coded):
             call = _Call(self, weight, queue, activation, adapter)
             factors = adapter.tensors if adapter else ()
-            y_NF: torch.Tensor = _Product.apply(x_ND, None if queue else weight, call, *factors)  # type: ignore[no-untyped-call]
+            y_NF: torch.Tensor = _Product.apply(x_ND, None if queue or coded else weight, call, *factors)  # type: ignore[no-untyped-call]
             return y_NF if bias_F is None else y_NF + bias_F
         if self.side == "column":
             x_ND = enter_block(x_ND, self.tp, self.sequence_parallel)
@@ -86,7 +89,7 @@ class ParallelProduct:
         return y_NF if bias_F is None else y_NF + bias_F
 
     def local(
-        self, x_ND: torch.Tensor, weight: torch.Tensor, adapter: AdapterProduct | None
+        self, x_ND: torch.Tensor, weight: Weight, adapter: AdapterProduct | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Returns this rank's product with its adapters, [..., F], and their A x, None without any; no collectives."""
         if adapter is None:
@@ -112,7 +115,7 @@ class _Call:
     """
 
     layer: ParallelProduct
-    weight: torch.Tensor
+    weight: Weight
     queue: WeightGradQueue | None
     activation: Activation | None
     adapter: AdapterProduct | None
@@ -230,13 +233,17 @@ def _accumulate(call: _Call, grad_NF: torch.Tensor, x_ND: torch.Tensor) -> None:
     with torch.no_grad():
         whole_ND = _start_gather(x_ND, call.layer).wait()
         gradient = weight_gradient(grad_NF, whole_ND, call.layer.num_transposed)
+    assert isinstance(call.weight, torch.Tensor)
     torch.autograd.backward(call.weight, gradient)
 
 
 def product(
-    x_ND: torch.Tensor, weight: torch.Tensor, num_transposed: int, bias_F: torch.Tensor | None = None
+    x_ND: torch.Tensor, weight: Weight, num_transposed: int, bias_F: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Maps [..., D] to [..., F] by this rank's weight and adds the bias."""
+    if isinstance(weight, CodedWeight):
+        y_NF = coded_product(x_ND, weight)
+        return y_NF if bias_F is None else y_NF + bias_F
     if not num_transposed:
         return linear(x_ND, weight, bias_F)
     parts = [linear(x_ND, block.t()) for block in weight.chunk(num_transposed)]
@@ -244,8 +251,10 @@ def product(
     return y_NF if bias_F is None else y_NF + bias_F
 
 
-def input_gradient(grad_NF: torch.Tensor, weight: torch.Tensor, num_transposed: int) -> torch.Tensor:
+def input_gradient(grad_NF: torch.Tensor, weight: Weight, num_transposed: int) -> torch.Tensor:
     """Maps the gradient [..., F] of `product` to that of its input [..., D], a partial sum if F is split over ranks."""
+    if isinstance(weight, CodedWeight):
+        return coded_input_gradient(grad_NF, weight)
     if not num_transposed:
         return matmul(grad_NF, weight)
     pairs = zip(grad_NF.chunk(num_transposed, dim=-1), weight.chunk(num_transposed), strict=True)

@@ -39,6 +39,10 @@ class TokenNoise:
         low, high = word_of(f"{seed}/low"), word_of(f"{seed}/high")
         return TokenNoise(_mixed(_mixed(_int32(numbers_T), low) ^ _int32(numbers_T >> 32), high))
 
+    def at(self, positions: slice, length: int) -> "TokenNoise":
+        """Returns the random numbers of the tokens at some positions of each sequence of so many tokens."""
+        return TokenNoise(self.keys_T.unflatten(0, (-1, length))[:, positions].flatten())
+
     def dropped(self, x_TD: torch.Tensor, share: float, name: int, first: int) -> torch.Tensor:
         """Returns a tensor without a share of its values, the others divided by 1 - share.
 

@@ -184,6 +184,7 @@ _ALL: Final = (
         of_model=True,
         checked_with=(("tp", "cp", "sequence_parallel"),),
     ),
+    ParityAxis("lora", ("none", "all-linear"), strength=2, of_model=True),
     ParityAxis("offload_optimizer", ("none", "cpu", "disk"), "offload.optimizer", strength=2, foreign=True),
     ParityAxis(
         "offload_gradients",

@@ -23,6 +23,7 @@ class ParityLayout(Section):
         window: whether a query sees only a few positions; None = as the model is configured.
         targets: whether all tokens are targets, or those of short answers only; None = as the data are configured.
         seq_len: the positions of a row; None = as it is configured.
+        lora: the layers with low-rank adapters, which are then all that is trained; None = as it is configured.
         offload_optimizer, offload_gradients, offload_parameters, offload_activations: the places of these, as in
             [offload].
         foreign: whether the model is a module of torch's layers, which `initialize` trains and torch's AdamW checks,
@@ -50,6 +51,7 @@ class ParityLayout(Section):
     window: bool | None = None
     targets: Literal["all", "answers"] | None = None
     seq_len: int | None = Field(default=None, ge=2)
+    lora: Literal["none", "all-linear"] | None = None
     offload_optimizer: Tier = "none"
     offload_gradients: Tier = "none"
     offload_parameters: Tier = "none"
@@ -90,6 +92,7 @@ class ParityLayout(Section):
         words += ["window"] if self.window else []
         words += ["answers"] if self.targets == "answers" else []
         words += [f"rows of {self.seq_len}"] if self.seq_len not in (None, AXES["seq_len"].values[0]) else []
+        words += ["lora"] if self.lora == "all-linear" else []
         words += [f"{key} on {place}" for key, place in self.offload.items() if place != "none"]
         words += [f"kv {self.kv_heads}"] if self.kv_heads not in (None, "heads") else []
         return " ".join(words)

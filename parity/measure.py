@@ -15,12 +15,15 @@ import torch.distributed as dist
 
 from ..core.config import parse
 from ..core.errors import TkError
+from ..core.local_params import LocalParam
 from ..core.process import keep_freed_memory
+from ..model.lora.table import is_factor
 from ..parallel.collectives import all_reduce
 from ..parallel.mesh import Mesh
 from ..train.config.train_config import TrainConfig
 from ..train.run.trainer import Trainer
 from ..train.state.progress import StepResult
+from ..train.zero.states.pinned_copies import PinnedCopies
 from . import foreign
 from .close_choices import CloseChoices
 from .gradients import first_gradients
@@ -86,6 +89,17 @@ class Measurer:
         return True
 
 
+class ParityTrainer(Trainer):
+    """A trainer whose adapters begin random: if B were zeros, so would be the first gradients of A."""
+
+    def fill(self, copies: PinnedCopies, local: LocalParam, parameter: torch.Tensor) -> None:
+        """Writes a parameter's initial values; those of both factors of an adapter are random."""
+        pieces = local.pieces
+        if is_factor(pieces[0].tensor):
+            pieces = tuple(replace(piece, tensor=replace(piece.tensor, init="uniform")) for piece in pieces)
+        super().fill(copies, replace(local, pieces=pieces), parameter)
+
+
 def run_reference(config: TrainConfig, values: ReferenceValues, send: Send, skipped_step: int = 0) -> dict[str, Any]:
     """Trains in this process alone and writes its values to the files of `values`.
 
@@ -95,7 +109,7 @@ def run_reference(config: TrainConfig, values: ReferenceValues, send: Send, skip
     Returns:
         The curves of a layout, and "close": for each step the tokens that rounding could send to another expert.
     """
-    trainer = Trainer(config, Mesh.alone(config.layout(1)))
+    trainer = ParityTrainer(config, Mesh.alone(config.layout(1)))
     engine, table = trainer.engine, trainer.spec.table
     choices, close = CloseChoices(trainer.stages), list[float]()
 
@@ -120,7 +134,7 @@ def run_layout(
     Raises:
         TkError: replicas that must be bit-equal differ.
     """
-    trainer = Trainer(config, mesh)
+    trainer = ParityTrainer(config, mesh)
     found: dict[str, Any] = {}
     with closing(trainer.engine.optimizer):
         curves = _train(trainer, send, skipped_step, lambda step: found.update(values.compare(step, trainer.engine)))

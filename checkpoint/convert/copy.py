@@ -4,13 +4,13 @@ One thread reads, checks, interleaves and casts the next tiles; the calling thre
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -30,12 +30,29 @@ AHEAD: Final = 2  # batches of tiles that are read while another is written
 _LONGEST_BATCH: Final = 1024  # tiles
 
 
+class TileChange(Protocol):
+    """A change of the values that are copied, tile by tile."""
+
+    def changed(self, tile: Tile, values: Array) -> Array:
+        """Returns the values to be written for a tile: 1-D, in the target's dtype, as those that were read."""
+
+    def require_unchanged(self) -> None:
+        """Raises CheckpointError if what the change reads beside the source was written meanwhile."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """Returns numbers about the changes that were made, as plain data."""
+
+    def sentence(self) -> str:
+        """Returns the same for people."""
+
+
 def run_copy(
     plan: CopyPlan,
     source: Checkpoint,
     folder: Path,
     on_bytes: Callable[[int], None] = lambda _: None,
     tile_bytes: int = TILE,
+    change: "TileChange | None" = None,
 ) -> list[Part]:
     """Writes the plan's files into `folder`, durably.
 
@@ -45,6 +62,7 @@ def run_copy(
         folder: the folder to write in.
         on_bytes: called with the source bytes of some tiles once they are written.
         tile_bytes: the largest size of a tile in bytes, as stored at the source.
+        change: a change of the values between reading and writing; None = they are copied.
 
     Returns:
         One part per writer; the parts are not written yet.
@@ -67,7 +85,7 @@ def run_copy(
             loaded = future.result()
             ready.extend((later, pool.submit(reader.load_all, later)) for later in islice(todo, 1))
             for tile, values in zip(batch, loaded, strict=True):
-                target.store(tile, values)
+                target.store(tile, change.changed(tile, values) if change else values)
             on_bytes(sum(map(_source_bytes, batch)))
         return target.finish()
 

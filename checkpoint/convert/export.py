@@ -19,10 +19,15 @@ from .target import CopyTarget
 
 
 def prepare_export(
-    source: Checkpoint, target: str | os.PathLike[str], *, plain: bool = False, force: bool = False
+    source: Checkpoint,
+    target: str | os.PathLike[str],
+    *,
+    plain: bool = False,
+    force: bool = False,
+    apart: tuple[Path, ...] = (),
 ) -> Prepared:
-    """Plans a copy of the weights at tp = 1; `.run()` executes it. See `prepare_reshard`."""
-    return prepare_reshard(source, target, Options(Layout(), weights_only=True, plain=plain, force=force))
+    """Plans a copy of the weights at tp = 1; `.run()` executes it. See `prepare_reshard` and `Options`."""
+    return prepare_reshard(source, target, Options(Layout(), weights_only=True, plain=plain, force=force, apart=apart))
 
 
 def export_links(source: Checkpoint, target: str | os.PathLike[str], *, force: bool = False) -> Path:

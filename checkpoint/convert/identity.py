@@ -1,7 +1,7 @@
 """The identity of a model's weights, which any layout of them has: an adapter names its base by it.
 
-It is the SHA-256 over the lines "NAME DTYPE SHAPE SHA-256" of all weights in sorted order, where the last is that of the
-weight's logical bytes. To compute it every byte is read, so the result is kept for the next time, under the
+It is the SHA-256 over the lines "NAME DTYPE SHAPE SHA-256" of all weights in sorted order, where the last is that of
+the weight's logical bytes. To compute it every byte is read, so the result is kept for the next time, under the
 checkpoint's fingerprint: the digest of a step's manifest, or the sizes, times and inodes of a folder without one.
 """
 
@@ -40,7 +40,7 @@ def weights_identity(checkpoint: Checkpoint, names: Sequence[str]) -> str:
     kept = _kept_in(checkpoint, wanted)
     found = _read(kept)
     if not found:
-        _log.info("reading all weights of %s, to tell this base from others", checkpoint.path)
+        _log.info("reading all weights of %s once, for its identity", checkpoint.path)
         found = _computed(checkpoint, wanted)
         _keep(kept, found)
     return found

@@ -18,7 +18,7 @@ from ..format.step_names import check_target_name
 from ..read.reader import Checkpoint
 from ..save.seal import hugging_face_index, seal
 from ..save.writer import check_part, part_name, put_part
-from .copy import run_copy
+from .copy import TileChange, run_copy
 from .hard_links import HardLink, add_linked, make_links, require_checksums, require_unchanged, split_off_links
 from .plan import CopyPlan, plan_copy, select, with_selected
 from .side_files import SideFile, copy_side_files, plan_side_files
@@ -37,6 +37,7 @@ class Options:
         plain: whether to make a plain Hugging Face folder, without manifest, COMMIT, parts and the mark in the files.
         force: whether to replace a checkpoint at the target.
         link: whether to hard-link files that would be equal; their checksums are copied without reading the files.
+        apart: folders that the copy reads beside the source; the target must not be one of them.
     """
 
     layout: Layout
@@ -45,6 +46,7 @@ class Options:
     plain: bool = False
     force: bool = False
     link: bool = False
+    apart: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class Prepared:
         links: the files to link.
         side_files: the side files to copy.
         left_behind: the names in the source's folder that are not copied, hidden ones excepted.
+        change: a change of the values; None = they are copied.
     """
 
     source: Checkpoint
@@ -70,6 +73,7 @@ class Prepared:
     links: tuple[HardLink, ...] = ()
     side_files: tuple[SideFile, ...] = ()
     left_behind: tuple[str, ...] = ()
+    change: TileChange | None = None
 
     def run(self, on_bytes: Callable[[int], None] = lambda _: None) -> Path:
         """Makes the target folder, which appears under its name only when it is complete.
@@ -87,8 +91,10 @@ class Prepared:
         with self.target.new_folder(num_bytes) as folder:
             make_links(self.links, self.source, folder)
             files = copy_side_files(self.side_files, folder)
-            parts = add_linked(run_copy(self.plan, self.source, folder, on_bytes), self.links)
+            parts = add_linked(run_copy(self.plan, self.source, folder, on_bytes, change=self.change), self.links)
             self.source.folder.require_unchanged()
+            if self.change:
+                self.change.require_unchanged()
             require_unchanged(self.links, folder)
             finish_folder(folder, self.manifest, parts, files, self.options.plain)
         return self.target.path
@@ -114,7 +120,7 @@ def prepare_reshard(
         CheckpointError: a tensor has no cast to the dtype, the target would have more tensors than readers accept, or a
             side file of the source cannot be copied.
     """
-    checked = CopyTarget(as_path(target), source, options.force)
+    checked = CopyTarget(as_path(target), source, options.force, options.apart)
     checked.check()
     check_target_name(checked.path, None if options.plain else source.step)
     layout = options.layout
@@ -177,10 +183,11 @@ def finish_folder(
         manifest: the metadata.
         parts: the part of each writer.
         files: the digests of the side files in the folder.
-        plain: whether to write the index only.
+        plain: whether to write the index only, and none of an adapter.
     """
     if plain:
-        index = hugging_face_index(parts, {name: tensor.shape for name, tensor in manifest.tensors.items()})
+        shapes = {name: tensor.shape for name, tensor in manifest.tensors.items()}
+        index = {} if manifest.adapter else hugging_face_index(parts, shapes)
         for name, data in index.items():
             small_files.write_small(folder / name, data)
         folders.fsync_dir(folder)

@@ -1,7 +1,7 @@
 """The target of a copy: a new folder, or one that replaces a checkpoint and nothing else."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,16 +21,17 @@ class CopyTarget:
         path: the new folder.
     """
 
-    def __init__(self, path: Path, source: Checkpoint, force: bool) -> None:
+    def __init__(self, path: Path, source: Checkpoint, force: bool, apart: Sequence[Path] = ()) -> None:
         """Touches nothing.
 
         Args:
             path: the new folder.
             source: the checkpoint to copy; its folder must not be the target, lie inside it or contain it.
             force: whether to replace a checkpoint at `path`; the old one stays whole until the new one is complete.
+            apart: other folders that the copy reads, of which the same is true as of the source's.
         """
         self.path = path
-        self._source, self._force = source.path, force
+        self._sources, self._force = (source.path, *apart), force
         self._old = ReplaceableFolder(path, source.folder.side_paths)
 
     def check(self) -> tuple[str, ...]:
@@ -42,7 +43,8 @@ class CopyTarget:
                 or it holds files that are no checkpoint, or a checkpoint and `force` is not given.
         """
         check_place(self.path)
-        _check_apart(self.path, self._source)
+        for source in self._sources:
+            _check_apart(self.path, source)
         if not lookup.list_names(self.path):
             return ()
         files = self._old.files()

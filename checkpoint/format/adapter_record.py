@@ -4,10 +4,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from ...core import dtypes
+from ...core.dtypes import COMPUTE_NAMES
+from ...core.errors import ManifestError
 from . import json_strict as strict
 
 KEYS: Final = ("base", "adapter")  # of the manifest, since version 3: both or none
+CODES: Final = ("int8", "int4")
+WEIGHT_DTYPES: Final = (*COMPUTE_NAMES, *CODES)
 _BASE_KEYS: Final = ("identity", "path", "weight_dtype")
 
 
@@ -16,9 +19,9 @@ class BaseRecord:
     """The base of an adapter.
 
     Attributes:
-        identity: the SHA-256 of its logical tensors, which does not depend on a layout; "" where nobody knows it.
-        path: the folder that it was in; "" where nobody knows it.
-        weight_dtype: the safetensors code of its weights in training.
+        identity: the SHA-256 of its logical tensors, which does not depend on a layout; "" if it is not known.
+        path: the folder that it was in; "" if it is not known.
+        weight_dtype: the numbers of its weights in training, one of WEIGHT_DTYPES; "" if they are not known.
     """
 
     identity: str
@@ -32,7 +35,7 @@ class AdapterRecord:
 
     Attributes:
         config: the keys of PEFT's adapter_config.json that decide its tensors and product.
-        base: its base.
+        base: the model that it was trained on.
     """
 
     config: Mapping[str, Any]
@@ -53,7 +56,9 @@ class AdapterRecord:
             return None
         found = {key: strict.mapping(document.get(key), f"{what}: {key}") for key in KEYS}
         base = strict.members(found["base"], f"{what}: base", _BASE_KEYS)
-        strict.digest(base["identity"], f"{what}: base: identity")
+        if base["identity"] != "":
+            strict.digest(base["identity"], f"{what}: base: identity")
         strict.text(base["path"], f"{what}: base: path", 4096)
-        dtypes.by_code(strict.text(base["weight_dtype"], f"{what}: base: weight_dtype", 16), f"{what}: base")
+        if base["weight_dtype"] not in ("", *WEIGHT_DTYPES):
+            raise ManifestError(f"{what}: base: weight_dtype must be one of {', '.join(WEIGHT_DTYPES)}.")
         return AdapterRecord(found["adapter"], BaseRecord(**base))

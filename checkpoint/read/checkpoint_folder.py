@@ -10,10 +10,10 @@ from ..format.manifest import FileDigest, Manifest
 
 
 class CheckpointFolder(Protocol):
-    """A folder that holds a checkpoint: a `StepFolder` or a `HuggingFaceFolder`."""
+    """A folder that holds a checkpoint: a `StepFolder`, a `HuggingFaceFolder` or a `PeftFolder`."""
 
     @property
-    def kind(self) -> Literal["tk", "huggingface"]:
+    def kind(self) -> Literal["tk", "huggingface", "peft"]:
         """The kind of the folder, for display."""
 
     @property

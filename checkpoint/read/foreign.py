@@ -23,9 +23,14 @@ Kinds = Sequence[tuple[Sequence[str], str]]
 # Name patterns ("NAME/" for folders), and the text for a folder that holds a matching name. The first match is used.
 _FOLDERS: Final[Kinds] = (
     (
+        ("adapter_model.bin", "adapter_model.pt"),
+        "holds an adapter (PEFT) as a PyTorch pickle ({name}): tk reads no pickles, because reading one runs code from "
+        "the file; load it with peft and call save_pretrained(), which writes adapter_model.safetensors",
+    ),
+    (
         ("adapter_config.json", "adapter_model.*"),
-        "holds an adapter (PEFT), not a model: load it on its base model with peft, then call merge_and_unload() and "
-        "save_pretrained()",
+        "holds one part of an adapter (PEFT, {name}): adapter_config.json and adapter_model.safetensors belong "
+        "together; is the download complete?",
     ),
     (
         ("*.distcp", ".metadata", "shard-*-model-*-of-*.safetensors"),
@@ -96,7 +101,7 @@ _MAGIC: Final = (  # (bytes, their offset, text) for files that no name pattern 
     (b"\x1f\x8b", 0, _ARCHIVE),
     (b"\x80", 0, _TORCH),
 )
-_A_CHECKPOINT_IS: Final = "a checkpoint is a step folder, a run folder or a Hugging Face folder"
+_A_CHECKPOINT_IS: Final = "a checkpoint is a step folder, a run folder, a Hugging Face folder or a PEFT folder"
 
 
 def describe(path: Path) -> str:
@@ -139,7 +144,7 @@ def _describe_folder(path: Path) -> str:
         return f"{path} {text.replace('{name}', name).replace('{path}', str(path))}."
     return (
         f"{path} holds no checkpoint: neither a manifest.json (a step), step-* folders (a run), nor "
-        f"model.safetensors.index.json or model.safetensors (Hugging Face)."
+        f"model.safetensors.index.json or model.safetensors (Hugging Face), nor adapter_config.json (PEFT)."
     )
 
 

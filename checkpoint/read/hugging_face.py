@@ -16,6 +16,7 @@ SINGLE: Final = "model.safetensors"
 CONFIG: Final = "config.json"
 MAX_SIDE_FILE: Final = 2**28  # bytes
 ADAPTER_CONFIG: Final = "adapter_config.json"
+ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 DISTRIBUTED: Final = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 # The files that `save_pretrained` and the training of tokenizers write beside weights.
 SAVED_BESIDE: Final = frozenset(
@@ -38,6 +39,11 @@ _LEGAL: Final = re.compile(r"(license|licence|notice|copying|readme|use_policy)(
 def is_hugging_face(folder: Path) -> bool:
     """Returns whether a folder has an index or a single file of weights, like a Hugging Face folder."""
     return any(lookup.exists(folder / name) for name in (INDEX, SINGLE))
+
+
+def is_peft(folder: Path) -> bool:
+    """Returns whether a folder has the two files of an adapter, like a folder of peft."""
+    return all(lookup.exists(folder / name) for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS))
 
 
 def is_hidden(path: str) -> bool:

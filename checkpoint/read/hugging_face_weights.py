@@ -45,14 +45,19 @@ def find_weights(folder: Path, config: Mapping[str, object]) -> WeightFiles:
     """
     _refuse_other_weights(folder, config)
     if lookup.exists(folder / SINGLE):
-        header = _header(folder, SINGLE)
-        if not header.entries:
-            raise ManifestError(f"{folder / SINGLE} holds no tensors.")
-        return WeightFiles({SINGLE: header}, dict.fromkeys(header.entries, SINGLE), header.sha256)
+        return single_file(folder, SINGLE)
     data = small_files.read_small(real_path(folder, INDEX), MAX_SIDE_FILE)
     indexed = _weight_map(strict.parse(data, str(folder / INDEX)), str(folder / INDEX))
     headers = {name: _header(folder, name) for name in sorted(set(indexed.values()))}
     return WeightFiles(headers, _held(folder, indexed, headers), hashlib.sha256(data).hexdigest())
+
+
+def single_file(folder: Path, name: str) -> WeightFiles:
+    """Reads the header of the one weight file of a folder; ManifestError if it holds no tensors."""
+    header = _header(folder, name)
+    if not header.entries:
+        raise ManifestError(f"{folder / name} holds no tensors.")
+    return WeightFiles({name: header}, dict.fromkeys(header.entries, name), header.sha256)
 
 
 def _refuse_other_weights(folder: Path, config: Mapping[str, object]) -> None:
@@ -66,7 +71,7 @@ def _refuse_other_weights(folder: Path, config: Mapping[str, object]) -> None:
     if lookup.exists(folder / ADAPTER_CONFIG):
         raise CheckpointError(
             f"{folder} holds an adapter (PEFT, {ADAPTER_CONFIG}) beside the weights; `transformers` would apply it. "
-            f"Merge it with peft's merge_and_unload() and call save_pretrained(), or remove the adapter's files."
+            "Move the adapter's files into a folder of their own, which tk reads as an adapter, or remove them."
         )
     shards = [name for name in lookup.list_names(folder) if DISTRIBUTED.fullmatch(name)]
     if shards:

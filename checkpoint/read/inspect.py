@@ -14,7 +14,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         CheckpointError: the metadata, the sizes or the headers of the files are not those that were written.
     """
     checkpoint.check()
-    stored = checkpoint.manifest.tensors
+    stored, record = checkpoint.manifest.tensors, checkpoint.manifest.adapter
     tensors = {
         name: {
             "shape": list(tensor.shape),
@@ -39,5 +39,6 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "tensors": tensors,
         "aliases": dict(checkpoint.aliases),
         "resume": dict(checkpoint.resume),
+        "adapter": record.to_json() if record else None,
         "skipped": list(checkpoint.skipped),
     }

@@ -1,4 +1,4 @@
-"""Finds the checkpoint that a CKPT argument names: a step folder, a run folder, or a Hugging Face folder."""
+"""Finds the checkpoint that a CKPT argument names: a step folder, a run folder, or one of transformers or peft."""
 
 import logging
 from pathlib import Path
@@ -8,8 +8,9 @@ from ..files import lookup
 from ..format.manifest import COMMIT, MANIFEST, PARTS
 from .checkpoint_folder import CheckpointFolder
 from .foreign import describe
-from .hugging_face import is_hugging_face
+from .hugging_face import is_hugging_face, is_peft
 from .hugging_face_folder import HuggingFaceFolder
+from .peft_folder import PeftFolder
 from .run_steps import newest_step
 from .step_folder import StepFolder
 
@@ -39,18 +40,24 @@ def locate(path: Path) -> tuple[CheckpointFolder, tuple[str, ...]]:
         return newest, reasons
     if reasons:
         raise NotCommitted(f"{path} has no usable step. {' '.join(reasons)}")
-    if is_hugging_face(path):
-        return HuggingFaceFolder.open(path), ()
-    raise CheckpointError(describe(path))
+    found = _open_plain(path)
+    if found is None:
+        raise CheckpointError(describe(path))
+    return found, ()
 
 
 def open_folder(path: Path) -> CheckpointFolder | None:
     """Opens a folder that is a checkpoint itself; None if it has no mark of one. Raises CheckpointError."""
     if _is_step(path):
         return StepFolder.open(path)
+    return _open_plain(path)
+
+
+def _open_plain(path: Path) -> CheckpointFolder | None:
+    """Opens a folder that another program wrote; None if it has no mark of one."""
     if is_hugging_face(path):
         return HuggingFaceFolder.open(path)
-    return None
+    return PeftFolder.open(path) if is_peft(path) else None
 
 
 def _is_step(path: Path) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from ...core import dtypes
 from ...core.casts import Array, cast
 from ...core.dtypes import DType
-from ...core.errors import ShapeMismatch, ShardMissing
+from ...core.errors import CheckpointError, ShapeMismatch, ShardMissing
 from ...core.geometry import Box
 from ...core.given_paths import as_path
 from ...core.layout import Layout
@@ -32,7 +32,7 @@ from .verify import verify
 class Checkpoint:
     """An open checkpoint; only metadata is in memory.
 
-        checkpoint = Checkpoint.open("runs/demo")                       # or a step folder, or a Hugging Face folder
+        checkpoint = Checkpoint.open("runs/demo")          # or a step folder, a Hugging Face folder, an adapter of peft
         checkpoint.tensors["model.norm.weight"].shape
         checkpoint.read("model.norm.weight").numpy()
         rows = Box.from_bounds([[0, 128], [0, 512]])                    # tk.core.geometry
@@ -41,7 +41,7 @@ class Checkpoint:
 
     Attributes:
         folder: the open folder.
-        path: the path of the step folder or Hugging Face folder.
+        path: the path of the folder that was opened.
         manifest: the checkpoint's metadata.
         tensors: the tensors by logical name, tied names included; each has `.shape` and `.slots` (slot -> dtype code).
         aliases: tied name -> name of the stored tensor.
@@ -57,7 +57,7 @@ class Checkpoint:
 
     @staticmethod
     def open(path: str | os.PathLike[str]) -> "Checkpoint":
-        """Opens a step folder, the newest good step of a run folder, or a Hugging Face folder.
+        """Opens a step folder, the newest good step of a run folder, a Hugging Face folder, or an adapter of peft.
 
         For a step folder, COMMIT and manifest are checked now; the parts, sizes and chunks of a tensor are checked when
         it is first used, so that reading one tensor of a large checkpoint opens few files. `check` checks all of them.
@@ -105,8 +105,14 @@ class Checkpoint:
 
         Raises:
             ShardMissing: the folder has no config.json.
+            CheckpointError: it holds an adapter without one.
         """
         data = self.folder.read_side_files([hf.CONFIG]).get(hf.CONFIG)
+        if data is None and self.manifest.adapter:
+            raise CheckpointError(
+                f"{self.path} holds an adapter and no model: it has no {hf.CONFIG}. Name the model that it was trained "
+                f"on, or merge the two first: tk export --merge {self.path} NEW."
+            )
         if data is None:
             raise ShardMissing(f"{self.path} has no {hf.CONFIG}.")
         return strict.mapping(strict.parse(data, hf.CONFIG), str(self.path / hf.CONFIG))

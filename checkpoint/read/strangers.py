@@ -66,7 +66,7 @@ def _message(folder: Path, step: int, sealed: Sequence[str], strange: Sequence[s
         f"of the folder{' and restore the changed files' if changed else ''}. "
     )
     if all(name.startswith("adapter_") for name in strange):
-        return f"{text}To use the adapter, merge it with peft (merge_and_unload) and save_pretrained() another folder."
+        return f"{text}To use the adapter, move it into a folder of its own; tk export --merge joins it with {folder}."
     return (
         f"{text}To use the other model, move {ours}, {COMMIT}, {MANIFEST} and {PARTS}/ away: the rest is then read as "
         "a folder of other programs."

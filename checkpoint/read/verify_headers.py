@@ -50,14 +50,14 @@ def check_index(folder: CheckpointFolder) -> Iterator[Problem]:
     if not folder.has_checksums:
         return
     shapes = {name: tensor.shape for name, tensor in folder.manifest.tensors.items()}
-    wanted = weight_index(folder.parts.values(), shapes)
+    wanted = None if folder.manifest.adapter else weight_index(folder.parts.values(), shapes)
     where = folder.path / hf.INDEX
     if hf.INDEX not in folder.manifest.files:
         if wanted is not None:
             yield Problem(hf.INDEX, f"{where} is not in the manifest, though every weight is stored as a whole tensor.")
         return
     if wanted is None:
-        yield Problem(hf.INDEX, f"{where} is there, though weights are stored in pieces, which no other program joins.")
+        yield Problem(hf.INDEX, f"{where} is there, though the weights are no whole model of other programs.")
         return
     found = strict.mapping(strict.parse(folder.read_side_files([hf.INDEX])[hf.INDEX], str(where)), str(where))
     listed = strict.mapping(found.get("weight_map"), f"{where}: weight_map")

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ...parallel.functions import enter_block, leave_block
+from ...parallel.token_noise import TokenNoise
 from ..balance import RouterBalance, balancing_loss
 from ..placement import Placement
 from ..spec import ExpertsSpec
@@ -39,18 +40,21 @@ class MixtureOfExperts(nn.Module):
         self.shared_expert = SharedExpert(shared, place) if experts.shared else None
         self.shared_expert_gate = LocalLinear(f"{shared}_gate", place) if is_gated else None
 
-    def forward(self, x_ND: torch.Tensor, balance: RouterBalance | None = None) -> torch.Tensor:
+    def forward(
+        self, x_ND: torch.Tensor, balance: RouterBalance | None = None, noise: TokenNoise | None = None
+    ) -> torch.Tensor:
         """Maps hidden states [..., D] to [..., D]; router and experts see all tokens, also of split hidden states.
 
         Args:
             x_ND: hidden states; [B, L, D] if `balance` is given.
             balance: the losses of routers to compute; None without any.
+            noise: the random numbers of all tokens, for dropout of adapters of the shared expert.
         """
         length = x_ND.shape[-2] * (self.tp.size if self.sequence_parallel else 1)
         given_ND, x_ND = x_ND, self.spread.enter(x_ND)
         x_TD, shape = x_ND.flatten(0, -2), x_ND.shape[:-1]
         choice: ExpertChoice = self.gate(x_TD)
-        sums_TD, shared = self.spread.sums(x_TD, choice, self.experts, partial(self._shared, given_ND, x_TD))
+        sums_TD, shared = self.spread.sums(x_TD, choice, self.experts, partial(self._shared, given_ND, x_TD, noise))
         if shared is not None and self.spread.is_split:
             sums_TD = sums_TD + shared
         y_ND = self.spread.leave(sums_TD.unflatten(0, shape), length)
@@ -69,7 +73,7 @@ class MixtureOfExperts(nn.Module):
         log_sums_BL = self.spread.whole(log_sums_T1.unflatten(0, shape), length).squeeze(-1)
         return balance.attach_z(self.layer, y_ND, log_sums_BL, self.num_sparse_layers, self.spread.num_shares)
 
-    def _shared(self, x_ND: torch.Tensor, entered_TD: torch.Tensor) -> torch.Tensor | None:
+    def _shared(self, x_ND: torch.Tensor, entered_TD: torch.Tensor, noise: TokenNoise | None) -> torch.Tensor | None:
         """Returns the output of the shared expert, None without one.
 
         It is a part of the sums of split experts. With others its tokens come and go apart from theirs.
@@ -77,7 +81,7 @@ class MixtureOfExperts(nn.Module):
         if self.shared_expert is None:
             return None
         if self.spread.is_split:
-            return self.shared_expert(entered_TD, self.shared_expert_gate)  # type: ignore[no-any-return]
+            return self.shared_expert(entered_TD, self.shared_expert_gate, noise)  # type: ignore[no-any-return]
         x_ND = enter_block(x_ND, self.tp, self.sequence_parallel)
-        y_TD = self.shared_expert(x_ND.flatten(0, -2), self.shared_expert_gate)
+        y_TD = self.shared_expert(x_ND.flatten(0, -2), self.shared_expert_gate, noise)
         return leave_block(y_TD.unflatten(0, x_ND.shape[:-1]), self.tp, self.sequence_parallel)

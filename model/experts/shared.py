@@ -11,6 +11,7 @@ from torch import nn
 from ...parallel.layers import adapter_call
 from ...parallel.linear import ParallelProduct
 from ...parallel.mesh import ALONE
+from ...parallel.token_noise import TokenNoise
 from ..activation import swiglu
 from ..placement import Placement
 from ..recompute import recomputed
@@ -25,9 +26,9 @@ class LocalLinear(nn.Module):
         self.adapter = place.adapter(f"{name}.weight")
         self.product = ParallelProduct("column", ALONE)
 
-    def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
-        """Maps [..., D] to [..., F]."""
-        return self.product(x_ND, self.weight, adapter=adapter_call(self.adapter, len(self.weight)))
+    def forward(self, x_ND: torch.Tensor, noise: TokenNoise | None = None) -> torch.Tensor:
+        """Maps [..., D] to [..., F]; `noise` is for dropout of adapters."""
+        return self.product(x_ND, self.weight, adapter=adapter_call(self.adapter, len(self.weight), noise))
 
 
 class SharedExpert(nn.Module):
@@ -44,14 +45,15 @@ class SharedExpert(nn.Module):
         self.gate_up_proj = LocalLinear(f"{name}.gate_up_proj", place)
         self.down_proj = LocalLinear(f"{name}.down_proj", place)
 
-    def forward(self, x_TD: torch.Tensor, gate: LocalLinear | None) -> torch.Tensor:
+    def forward(self, x_TD: torch.Tensor, gate: LocalLinear | None, noise: TokenNoise | None = None) -> torch.Tensor:
         """Maps tokens [T, D], replicated, to this rank's part of the output [T, D]; its gradient is partial too.
 
         Args:
             x_TD: the tokens.
             gate: the layer that scores the output's weight, replicated; None for a weight of 1.
+            noise: the random numbers of the tokens, for dropout of adapters.
         """
-        y_TD: torch.Tensor = self.down_proj(self.activation(self.gate_up_proj(x_TD)))
+        y_TD: torch.Tensor = self.down_proj(self.activation(self.gate_up_proj(x_TD, noise)), noise)
         if gate is not None:
             y_TD = (y_TD.float() * gate(x_TD).float().sigmoid()).to(y_TD.dtype)
         return y_TD

@@ -20,7 +20,8 @@ class LoraOptions(Section):
     Attributes:
         rank: the number of rows of A, unless `rank_pattern` has another one.
         alpha: scale is alpha / rank, or with `rslora` alpha / sqrt(rank) (arXiv 2312.03732).
-        dropout: the share of A's inputs that a training step leaves out; the others grow by 1 / (1 - dropout).
+        dropout: the share of A's inputs that a training step leaves out; the others grow by 1 / (1 - dropout). Adapters
+            of experts have none.
         targets: the modules with an adapter: names, or the ends of names after a dot ("q_proj"); or one regular
             expression that whole names match; or "all-linear", every linear layer except routers and the head.
         exclude: modules without one although they are targets, as names or a regular expression.

@@ -21,7 +21,7 @@ def with_adapters(spec: DecoderSpec, options: LoraOptions) -> DecoderSpec:
 
     Raises:
         ConfigError: the options do not fit the model; see `adapters_of`. Or a tied head would be trained, a parameter
-            in part, or experts of a layer would have adapters of different ranks.
+            in part, or experts would have adapters with dropout, or of different ranks in one layer.
     """
     adapters = adapters_of(spec.table, options)
     trained = _trained_with(spec.table, options, adapters)
@@ -31,7 +31,7 @@ def with_adapters(spec: DecoderSpec, options: LoraOptions) -> DecoderSpec:
         table.append(replace(tensor, trainable=is_trained, stored=is_trained))
         if tensor.name in adapters:
             table += factors(tensor, adapters[tensor.name], spec.transposed)
-    _check_experts(spec.table, adapters)
+    _check_experts(spec.table, adapters, options.dropout)
     return replace(spec, table=tuple(table), adapters=adapters)
 
 
@@ -117,13 +117,18 @@ def _by_parameter(table: Sequence[TensorSpec]) -> Iterator[tuple[str, list[str]]
     yield from members.items()
 
 
-def _check_experts(table: Sequence[TensorSpec], adapters: Mapping[str, AdapterSpec]) -> None:
-    """Raises ConfigError unless all experts of a layer have adapters of one rank and scale, or none has."""
+def _check_experts(table: Sequence[TensorSpec], adapters: Mapping[str, AdapterSpec], dropout: float) -> None:
+    """Raises ConfigError unless a layer's experts have adapters of one rank and scale, and no dropout, or none."""
     alike: dict[tuple[str, str], AdapterSpec | None] = {}
     for spec in table:
         if spec.expert is None:
             continue
         mine = adapters.get(spec.name)
+        if mine and dropout:
+            raise ConfigError(
+                f"[lora] dropout = {dropout:g}: {module_of(spec.name)} has an adapter, and those of experts have no "
+                r"dropout. Set dropout = 0, or leave the experts out: exclude = '.*\.experts\..*'."
+            )
         first = alike.setdefault((spec.param, leaf(spec.name)), mine)
         if mine != first:
             raise ConfigError(

@@ -37,11 +37,7 @@ def adapters_of(table: Sequence[TensorSpec], options: LoraOptions) -> dict[str, 
     modules = {module_of(spec.name): spec for spec in table if is_adaptable(spec)}
     _check_known(options.targets, "targets", table, modules)
     _check_known(options.exclude, "exclude", table, modules)
-    found = {
-        spec.name: _adapter(name, options)
-        for name, spec in modules.items()
-        if _selects(options.targets, name) and not _selects(options.exclude, name) and name not in saved
-    }
+    found = {spec.name: _adapter(name, options) for name, spec in modules.items() if _is_chosen(name, options, saved)}
     if not found:
         raise ConfigError(
             "[lora] exclude and modules_to_save leave no module of targets with an adapter: exclude fewer."
@@ -53,6 +49,29 @@ def adapters_of(table: Sequence[TensorSpec], options: LoraOptions) -> dict[str, 
     return found
 
 
+def without_idle(table: Sequence[TensorSpec], options: LoraOptions) -> LoraOptions:
+    """Returns the options without the entries that select nothing in a model.
+
+    PEFT allows them: a list of targets often has the names of several architectures.
+    """
+    every = {module_of(spec.name) for spec in table}
+    adaptable = [module_of(spec.name) for spec in table if is_adaptable(spec)]
+    options = options.model_copy(
+        update={
+            "targets": _some(options.targets, every) or options.targets,
+            "exclude": _some(options.exclude, adaptable),
+            "modules_to_save": tuple(end for end in options.modules_to_save if _saved_by(end, every)),
+        }
+    )
+    saved = saved_modules(table, options)
+    chosen = [name for name in adaptable if _is_chosen(name, options, saved)]
+    patterns = {
+        key: {pattern: value for pattern, value in values.items() if any(_fits(pattern, name) for name in chosen)}
+        for key, values in (("rank_pattern", options.rank_pattern), ("alpha_pattern", options.alpha_pattern))
+    }
+    return options.model_copy(update=patterns)
+
+
 def saved_modules(table: Sequence[TensorSpec], options: LoraOptions) -> frozenset[str]:
     """Returns the modules that `modules_to_save` names, and all modules within them.
 
@@ -62,11 +81,26 @@ def saved_modules(table: Sequence[TensorSpec], options: LoraOptions) -> frozense
     modules = list(dict.fromkeys(module_of(spec.name) for spec in table))
     found: set[str] = set()
     for end in options.modules_to_save:
-        matched = {module for module in modules if any(part.endswith(end) for part in _beginnings(module))}
+        matched = _saved_by(end, modules)
         if not matched:
             raise ConfigError(f"[lora] modules_to_save: {end!r} names no module{_nearest(end, modules)}")
         found |= matched
     return frozenset(found)
+
+
+def _saved_by(end: str, modules: Iterable[str]) -> set[str]:
+    return {module for module in modules if any(part.endswith(end) for part in _beginnings(module))}
+
+
+def _is_chosen(module: str, options: LoraOptions, saved: Collection[str]) -> bool:
+    return _selects(options.targets, module) and not _selects(options.exclude, module) and module not in saved
+
+
+def _some(chosen: Modules, modules: Collection[str]) -> Modules:
+    """Returns the entries that select one of the modules."""
+    if isinstance(chosen, str):
+        return chosen if any(_selects(chosen, name) for name in modules) else ()
+    return tuple(end for end in chosen if any(_is_end(end, name) for name in modules))
 
 
 def _adapter(module: str, options: LoraOptions) -> AdapterSpec:

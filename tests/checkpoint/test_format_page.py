@@ -109,6 +109,21 @@ HELD = {
         "manifest:a_manifest_comes_back_from_its_bytes",
         "step_names:a_step_of_a_newer_tk_is_refused_and_not_passed_over",
     ],
+    "A step of a run that trains an adapter": ["train/adapter_base:a_step_holds_the_adapter_and_its_slots_alone"],
+    "Their names are those of PEFT": ["train/adapter_base:a_step_holds_the_adapter_and_its_slots_alone"],
+    "Its manifest has two more keys": [
+        "adapter_record:a_manifest_with_an_adapter_comes_back_and_older_readers_refuse_it_as_newer",
+        "train/adapter_base:a_step_holds_the_adapter_and_its_slots_alone",
+    ],
+    "The identity is the SHA-256": [
+        "identity:every_layout_of_the_weights_has_the_identity_that_the_format_page_defines"
+    ],
+    "So a base that was resharded": ["train/adapter_base:a_resharded_base_is_the_same_base"],
+    "It is computed once": [
+        "identity:an_identity_is_computed_once",
+        "identity:one_changed_value_is_another_identity_although_the_first_is_kept",
+    ],
+    "An adapter is loaded on the base": ["train/adapter_base:another_base_is_refused_with_both_names"],
     "A run folder holds": ["run_folder:a_second_writer_is_refused_by_name", "run_folder:a_saved_step_is_there"],
     "Its content names the holder": ["run_lock:a_living_job_of_another_host_keeps_others_out"],
     "If it names a job": [
@@ -216,6 +231,38 @@ HELD = {
         "foreign:weights_that_transformers_would_not_load_are_refused",
         "foreign:every_foreign_format_is_named_with_a_remedy",
     ],
+    "A PEFT folder (": [
+        "peft_folder:tensors_have_their_names_in_the_model",
+        "peft_folder:a_wrapped_bias_and_whole_modules_have_the_names_of_the_base",
+        "model/adapter_export:an_adapter_of_peft_gives_the_same_logits_here",
+    ],
+    "Any other name is refused": ["peft_folder:other_names_are_refused_by_name"],
+    "An option that makes another product": [
+        "model/peft_config:a_key_that_changes_the_adapter_is_refused_by_name",
+        "model/peft_config:a_key_that_says_nothing_is_ignored",
+    ],
+    "Such a folder names its base": ["cli/export:an_adapter_goes_to_peft_and_into_its_base"],
+    "Entries of its lists": ["model/stored_adapter:entries_that_select_nothing_are_no_error"],
+    "Before an adapter is used": [
+        "model/stored_adapter:a_tensor_that_does_not_fit_is_refused_by_name",
+        "model/stored_adapter:values_are_finite",
+    ],
+    "Its tokenizer and chat templates": [
+        "model/adapter_text:the_same_vocabulary_is_allowed_and_another_refused",
+        "model/adapter_text:its_files_take_the_place_of_the_bases",
+    ],
+    "`tk export` writes an adapter's step": [
+        "model/adapter_export:an_export_gives_the_same_logits_in_peft",
+        "model/adapter_export:ends_of_names_are_targets_only_if_they_select_the_same_modules",
+    ],
+    "The names of the files stay": ["model/adapter_export:adapters_of_experts_are_exported_with_a_warning"],
+    "With `--merge` the base": [
+        "model/merged_adapter:a_merge_equals_that_of_peft",
+        "model/merged_adapter:tiles_of_any_size_give_the_same_sums",
+        "model/merged_adapter:adapters_of_experts_are_added_to_each_expert",
+    ],
+    "What the adapter holds whole": ["model/merged_adapter:a_merge_equals_that_of_peft"],
+    "The share of the adapted": ["model/merged_adapter:a_sum_is_rounded_once_and_what_was_lost_is_counted"],
     "Ranks of one host that load together": [
         "shared_read:inference_ranks_read_the_weights_once",
         "shared_read:training_ranks_read_every_slot_once",

@@ -36,7 +36,9 @@ def test_ranks_together_have_the_batch(first: int, batch: int, dp: int, micro_ba
         assert np.all(micro.inputs[~real] == 0)
         assert np.array_equal(micro.targets[real], micro.inputs[real] + 1)
         assert micro.num_valid == 3 * real.sum()
-        seen += (micro.inputs[real, 0] // 1000).tolist()
+        rows = micro.inputs[real, 0] // 1000
+        assert rows.tolist() == (micro.first_row + np.flatnonzero(real)).tolist()
+        seen += rows.tolist()
     assert sorted(seen) == list(range(first, first + batch))
 
 

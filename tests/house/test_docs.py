@@ -4,13 +4,14 @@ import ast
 import inspect
 import re
 from pathlib import Path
+from typing import get_args
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from tk.cli.main import COMMANDS, command_group
-from tk.core.config import load_toml
+from tk.core.config import Section, load_toml
 from tk.infer.engine.request.sampling_params import OPTIONS, SamplingParams
 from tk.tests.house.conftest import ROOMS
 from tk.train.config.train_config import TrainConfig
@@ -26,8 +27,9 @@ def test_every_configuration_key_is_documented_with_its_default(root: Path) -> N
     keys = {
         f"{section}.{key}": value.default
         for section, field in TrainConfig.model_fields.items()
-        if field.annotation is not None
-        for key, value in field.annotation.model_fields.items()
+        for schema in (field.annotation, *get_args(field.annotation))
+        if isinstance(schema, type) and issubclass(schema, Section)
+        for key, value in schema.model_fields.items()
     }
     assert set(rows) == set(keys)
     for key, default in keys.items():

@@ -85,10 +85,11 @@ FLOORS: dict[str, dict[str, int]] = {
         "window_keys": 2,
         "expert_keys": 3,
         "llama_family": 3,
-        "lora": 3,
-        "placement": 3,
+        "lora": 4,
+        "row_slices": 3,
+        "placement": 5,
         "architectures": 4,
-        "experts": 4,
+        "experts": 6,
     },
     "proto": {"open_inference": 0, "v1": 0},
     "train": {
@@ -114,9 +115,10 @@ COMPUTE: dict[str, str] = {
     "infer.engine.kernels.aten": "adapted_products experts interpreter kv_cache model_runner "
     "online_softmax paged_attention pages prepare prepared_weights row_tiles",
     "model": "activation attention balance decoder init loading mlp norm peers placement recompute rope",
-    "model.experts": "experts mixture router shared spreads token_pairs",
-    "parallel": "adapters collectives functions grouped_products head_loss host layers linear link_factory local_link "
-    "meeting mesh mlp_blocks point_to_point products row_blocks row_exchange token_noise torch_dtypes wide_sums",
+    "model.experts": "adapted experts mixture router shared spreads token_pairs",
+    "parallel": "adapters coded_weight collectives functions grouped_products head_loss held_weight host layers linear "
+    "link_factory local_link meeting mesh mlp_blocks point_to_point products row_blocks row_exchange token_noise "
+    "torch_dtypes wide_sums",
     "parity": "close_choices flat_values foreign gradients measure reference_values updates",
     "train.context": "gather kernels tiled tiled_attention ulysses",
     "train.engine": "attention compiling evaluate nonfinite optimizer_step passes rows stages training_engine",
@@ -127,7 +129,7 @@ COMPUTE: dict[str, str] = {
     "train.launch": "rendezvous worker",
     "train.pipeline": "executor",
     "train.records": "metrics step_log step_profiler",
-    "train.run": "inputs run_start trainer",
+    "train.run": "adapter_base coded_base inputs run_start trainer",
     "train.saving": "checkpointer replica_check save_in_flight saver snapshot",
     "train.zero": "absent adamw_rule agreement flat_bucket flat_buffers gradient_exchange gradient_sum outputs "
     "own_parameters parameter_gather random_rounding saved_activations saved_parameters sharded_adamw square_sum "

@@ -20,9 +20,9 @@ from tk.infer.engine.planning.adapter_source import base_identity
 from tk.model.decoder import Decoder
 from tk.model.lora.options import LoraOptions
 from tk.model.lora.peft_config import to_peft
-from tk.model.lora.stored_adapter import StoredAdapter
 from tk.model.lora.table import with_adapters
 from tk.model.registry import decoder_spec
+from tk.model.stored_adapter import StoredAdapter
 from tk.model.stored_config import stored_config
 from tk.parallel.layers import LayerContext
 from tk.parallel.mesh import ALONE
@@ -53,7 +53,7 @@ def make_adapter(
     """
     checkpoint, lora = Checkpoint.open(base), LoraOptions(**{"alpha": 4.0} | options)
     config = stored_config(checkpoint)
-    record = BaseRecord(base_identity(checkpoint, config) if identity is None else identity, str(base), "F32")
+    record = BaseRecord(base_identity(checkpoint, config) if identity is None else identity, str(base), "fp32")
     table = with_slots(with_adapters(decoder_spec(config), lora).table, {"weight": code})
     stored = tuple(spec for spec in table if spec.stored)
     shapes = {spec.name: spec.shape for spec in stored}

@@ -10,6 +10,7 @@ from tk.model.balance import RouterBalance
 from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
 from tk.model.init import initialize_weights
+from tk.model.spec import DecoderSpec
 from tk.parallel.collectives import all_reduce
 from tk.parallel.layers import LayerContext
 from tk.parallel.mesh import ALONE, Group, Mesh
@@ -92,9 +93,15 @@ def gradients(decoder: Decoder, mesh: Mesh | None = None) -> Gradients:
     return found
 
 
-def compare_with_one_process(mesh: Mesh, name: str, balance_weight: float = 0.0, **options: Any) -> None:
-    """Compares loss and gradients of a decoder with options, on this rank, with a plain decoder on one process."""
-    whole, mine = build(config_of(name), ALONE), build(config_of(name), mesh.tp, **options)
+def compare_with_one_process(
+    mesh: Mesh, name: str, balance_weight: float = 0.0, spec: DecoderSpec | None = None, **options: Any
+) -> None:
+    """Compares loss and gradients of a decoder with options, on this rank, with a plain decoder on one process.
+
+    Args:
+        spec: the description of both decoders, if it is not that of the config.
+    """
+    whole, mine = build(config_of(name), ALONE, spec=spec), build(config_of(name), mesh.tp, spec=spec, **options)
     balances = [RouterBalance(balance_weight, z_weight=balance_weight / LENGTH) for _ in range(2)]
     torch.testing.assert_close(backward(mine, balances[0]), backward(whole, balances[1]), rtol=1e-6, atol=1e-6)
     totals = [torch.as_tensor([balance.total(), balance.z_total()]) for balance in balances]

@@ -13,15 +13,17 @@ from tk.core.config import parse
 from tk.core.errors import TkError
 from tk.parallel.mesh import Mesh
 from tk.parity import measure
+from tk.parity.flat_values import square_norms
 from tk.parity.layout import ParityLayout
-from tk.parity.measure import Measurer, run_layout, run_reference
+from tk.parity.measure import Measurer, ParityTrainer, run_layout, run_reference
 from tk.parity.reference_values import ReferenceValues
-from tk.parity.subject import Subject
+from tk.parity.subject import VOCAB_SIZE, Subject
 from tk.tests.parity.broken_rank import no_partial
 from tk.tests.rank_pool import RankPool
+from tk.train.config.initial_model import resolve
+from tk.train.config.run_decoder import run_decoder
 from tk.train.config.train_config import TrainConfig
 from tk.train.engine.nonfinite import NonFinitePolicy
-from tk.train.run.trainer import Trainer
 from tk.train.state.progress import StepResult
 from tk.train.zero.gradient_exchange import GradientExchange
 
@@ -112,7 +114,7 @@ def test_routing_is_that_of_the_experts(subject: Subject, tmp_path: Path) -> Non
 def without_sums(config: dict[str, Any], values: str) -> list[tuple[float, str]]:
     """Returns what is found of a layout as it is, and then with broken_rank.py's defect.
 
-    Norms that differ over ranks drift apart, which is an error; before that their gradients are only a part of the
+    Replicas that differ over ranks drift apart, which is an error; before that their gradients are only a part of the
     right ones.
     """
     parsed = parse(config, TrainConfig, "test")
@@ -129,16 +131,36 @@ def without_sums(config: dict[str, Any], values: str) -> list[tuple[float, str]]
     return found
 
 
-def test_norms_without_the_sums_over_ranks_are_seen(rank_pool: RankPool, subject: Subject, tmp_path: Path) -> None:
-    layout, values = ParityLayout(tp=2, sequence_parallel=True, tied=False), ReferenceValues(tmp_path, STEPS)
+@pytest.mark.parametrize(
+    ("layout", "where"),
+    [
+        (ParityLayout(tp=2, sequence_parallel=True, tied=False), "norm"),
+        (ParityLayout(tp=2, tied=False, lora="all-linear"), "lora"),
+    ],
+    ids=["norms", "adapters"],
+)
+def test_replicas_without_the_sums_over_ranks_are_seen(
+    rank_pool: RankPool, subject: Subject, tmp_path: Path, layout: ParityLayout, where: str
+) -> None:
+    values = ReferenceValues(tmp_path, STEPS)
     run_reference(subject.reference(layout), values, lambda message: None)
     config = subject.config(layout).model_dump(mode="json")
     for right, wrong in rank_pool.run(without_sums, 2, config=config, values=str(tmp_path)):
         assert right[0] <= 1e-5 < wrong[0]
-        assert "norm" in wrong[1]
+        assert where in wrong[1]
 
 
-class Drifting(Trainer):
+def test_the_first_gradients_of_both_factors_of_adapters_are_compared(subject: Subject, tmp_path: Path) -> None:
+    config = subject.config(ParityLayout(tied=False, lora="all-linear"))
+    values = ReferenceValues(tmp_path, STEPS)
+    run_reference(config, values, lambda message: None)
+    table = run_decoder(config, resolve(config, "never").complete(VOCAB_SIZE, (), "fp32")).table
+    norms = square_norms(np.load(values.gradients), table)
+    assert {name.split(".")[-2] for name in norms} == {"lora_A", "lora_B"}
+    assert min(norms.values()) > 0
+
+
+class Drifting(ParityTrainer):
     """A trainer whose replicas drift apart: rank 1 changes a weight after every step."""
 
     def step(self) -> StepResult:
@@ -155,8 +177,8 @@ def drift(config: dict[str, Any], values: str) -> list[str]:
     mesh = Mesh.build(parsed.layout(2), parsed.model.num_key_value_heads)
     errors = []
     with pytest.MonkeyPatch.context() as patch:
-        for kind in (Trainer, Drifting):
-            patch.setattr(measure, "Trainer", kind)
+        for kind in (ParityTrainer, Drifting):
+            patch.setattr(measure, "ParityTrainer", kind)
             try:
                 run_layout(parsed, mesh, ReferenceValues(Path(values), STEPS), lambda message: None)
                 errors.append("")

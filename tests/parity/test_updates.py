@@ -10,13 +10,12 @@ from tk.core.config import parse
 from tk.parallel.mesh import Mesh
 from tk.parity.judge import BOUNDS
 from tk.parity.layout import ParityLayout
-from tk.parity.measure import run_layout, run_reference
+from tk.parity.measure import ParityTrainer, run_layout, run_reference
 from tk.parity.reference_values import ReferenceValues
 from tk.parity.subject import Subject
 from tk.parity.updates import compare_weights, updated_weights
 from tk.tests.rank_pool import RankPool
 from tk.train.config.train_config import TrainConfig
-from tk.train.run.trainer import Trainer
 from tk.train.zero.sharded_adamw import ShardedAdamW
 
 STEPS = 2
@@ -32,7 +31,7 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
 
 
 def test_the_difference_is_relative_to_all_weights_together(subject: Subject) -> None:
-    trainer = Trainer(subject.config(ParityLayout(tied=True)))
+    trainer = ParityTrainer(subject.config(ParityLayout(tied=True)))
     trainer.step()
     optimizer, table = trainer.engine.optimizer, trainer.spec.table
     weights = updated_weights(optimizer, table)
@@ -60,7 +59,7 @@ def leave_out(optimizer: ShardedAdamW, name: str) -> None:
     optimizer.step = without_one  # type: ignore[method-assign]
 
 
-class Lazy(Trainer):
+class Lazy(ParityTrainer):
     """A trainer whose rank 1 does not update its part of one small tensor."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -75,8 +74,8 @@ def updates(config: dict[str, Any], values: str) -> list[float]:
     mesh = Mesh.build(parsed.layout(2), parsed.model.num_key_value_heads)
     found = []
     with pytest.MonkeyPatch.context() as patch:
-        for kind in (Trainer, Lazy):
-            patch.setattr("tk.parity.measure.Trainer", kind)
+        for kind in (ParityTrainer, Lazy):
+            patch.setattr("tk.parity.measure.ParityTrainer", kind)
             result = run_layout(parsed, mesh, ReferenceValues(Path(values), STEPS), lambda message: None)
             found.append(result["updates"])
     return found

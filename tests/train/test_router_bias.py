@@ -91,3 +91,9 @@ def test_a_model_without_routers_or_their_biases_is_refused(
     config = parse(text, TrainConfig, "test")
     table = tensor_table(ModelConfig.model_validate(config.model.model_dump(exclude={"init"}) | {"vocab_size": 64}))
     assert len([each for each in problems(config, table, 1) if f"{key} = 0.01 {complaint}" in each]) == wanted
+
+
+def test_biases_of_a_base_stay_as_they_are_under_an_adapter(configure: Configure) -> None:
+    config = parse(configure(**options(1), lora={}), TrainConfig, "test")
+    table = tensor_table(ModelConfig.model_validate(config.model.model_dump(exclude={"init"}) | {"vocab_size": 64}))
+    assert [each for each in problems(config, table, 1) if "biases of the base, which an adapter does not hold" in each]

@@ -62,7 +62,7 @@ def resolve(config: TrainConfig, resume: str) -> GivenModel:
     if not config.model.init:
         return GivenModel(config.model, tokenizer)
     checkpoint = _initial_checkpoint(config, resume)
-    shape = stored_config(checkpoint)
+    shape = initial_shape(checkpoint)
     if config.train.seq_len > shape.context_length:
         raise ConfigError(
             f"train.seq_len = {config.train.seq_len} exceeds {shape.context_text} of {checkpoint.path}. Use shorter "
@@ -78,7 +78,22 @@ def _initial_checkpoint(config: TrainConfig, resume: str) -> Checkpoint:
     if resume not in ("auto", "never"):
         return Checkpoint.open(Path(resume))
     own = RunFolder(config.run_folder).newest().checkpoint if resume == "auto" else None
-    return own or open_init(config)
+    if own is not None:
+        return own
+    checkpoint = open_init(config)
+    if checkpoint.manifest.adapter is not None:
+        raise ConfigError(
+            f"[model] init = {config.model.init!r} holds an adapter, not a model. To train it further, name it in "
+            f"[lora] init, and its base in [model] init: {checkpoint.manifest.adapter.base.path or 'unknown'}."
+        )
+    return checkpoint
+
+
+def initial_shape(checkpoint: Checkpoint) -> ModelConfig:
+    """Returns the shape of a checkpoint's model; a step of an adapter's run has its base's."""
+    if checkpoint.manifest.adapter is None:
+        return stored_config(checkpoint)
+    return ModelConfig.from_json(checkpoint.config(), str(checkpoint.path / "config.json"))
 
 
 def unsupported_options(config: Mapping[str, Any]) -> list[str]:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from ...model.config import ModelConfig
+from ...model.lora.coded import check_coded
 from ...model.lora.table import with_adapters
 from ...model.registry import decoder_spec
 from ...model.spec import DecoderSpec
@@ -18,5 +19,7 @@ def run_decoder(config: TrainConfig, model: ModelConfig) -> DecoderSpec:
     """
     spec = decoder_spec(model)
     if config.lora is not None:
-        spec = with_adapters(spec, config.lora)
+        spec = replace(with_adapters(spec, config.lora), base_bits=config.lora.base_bits)
+        if spec.base_bits:
+            check_coded(spec, config.lora.base)
     return replace(spec, table=without_frozen(spec.table, config.train.freeze))

@@ -10,7 +10,7 @@ from ...core.config import Section
 from ...core.errors import ParallelError
 from ...core.layout import Layout
 from ...core.tensors import Table
-from ...model.lora.options import LoraOptions
+from .lora import LoraSection
 from .sections import (
     CheckpointSection,
     DataSection,
@@ -32,7 +32,7 @@ class TrainConfig(Section):
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
     train: TrainSection = TrainSection()
-    lora: LoraOptions | None = None
+    lora: LoraSection | None = None
     optimizer: OptimizerSection = OptimizerSection()
     precision: PrecisionSection = PrecisionSection()
     parallel: ParallelSection = ParallelSection()
@@ -50,6 +50,16 @@ class TrainConfig(Section):
             raise ValueError(
                 f"optimizer.warmup_steps = {self.optimizer.warmup_steps} exceeds train.steps = {self.train.steps}: the "
                 "run would end before the learning rate reaches optimizer.lr"
+            )
+        if self.lora is not None and self.train.router_bias_update_rate:
+            raise ValueError(
+                f"train.router_bias_update_rate = {self.train.router_bias_update_rate:g} changes routers of the base, "
+                "which [lora] leaves as it is: leave out one of the two"
+            )
+        if self.lora is not None and self.lora.base_bits and self.zero.stage == 3:
+            raise ValueError(
+                f'lora.base = "{self.lora.base}" keeps the base in codes on every rank, and zero.stage = 3 spreads it: '
+                'use a stage of 0 to 2, or base = "auto"'
             )
         if problem := self.offload.problem_at(self.zero.stage):
             raise ValueError(problem.removesuffix("."))

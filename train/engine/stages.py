@@ -188,11 +188,11 @@ class StagePass:
         """Returns the random numbers of the micro-batch's tokens; None without dropout, as in an evaluation."""
         if not self._drops or not torch.is_grad_enabled():
             return None
-        shape = part.inputs.shape
-        rows_BL = np.broadcast_to(micro.first_row + np.arange(len(part.inputs))[:, None], shape)
-        places_BL = np.broadcast_to(np.arange(shape[1]), shape) if part.places is None else part.places
-        rows, places = (self._moved(np.ascontiguousarray(each)) for each in (rows_BL, places_BL))
-        return TokenNoise.of(self.seed, rows, places)
+        rows, length = part.inputs.shape
+        zeros_BL = np.zeros((rows, length), dtype=np.int64)
+        rows_BL = zeros_BL + np.arange(micro.first_row, micro.first_row + rows)[:, None]
+        places_BL = zeros_BL + np.arange(length) if part.places is None else part.places
+        return TokenNoise.of(self.seed, self._moved(rows_BL), self._moved(places_BL))
 
     def _balance(self, part: RowsPart) -> RouterBalance | None:
         """Returns the micro-batch's balance; padding does not count. None if the routers' losses are not needed."""

@@ -8,10 +8,11 @@ from ...core.buckets import all_buckets, buckets
 from ...core.dtypes import by_name
 from ...core.integers import ceil_div
 from ...core.layout import Layout, Stage, stages
-from ...core.local_params import LocalParam, params_of_ranks
+from ...core.local_params import LocalParam, local_params, params_of_ranks
 from ...core.progress import format_bytes
 from ...core.tensors import Table
 from ...model.config import ModelConfig
+from ...model.lora.coded import coded_bytes, resident_table
 from ...model.spec import EMBEDDING, DecoderSpec, ExpertsSpec, LayerSpec
 from ..config.initial_model import resolve
 from ..config.run_decoder import run_decoder
@@ -118,8 +119,15 @@ class PlannedRun:
             model_state_bytes(config, layout, params, self.num_micro_batches)
             | self._pass_bytes(pp)
             | _save_bytes(config, self.table, layout, pp, params)
+            | self._codes(pp)
             for pp, params in enumerate(self.ranks)
         )
+
+    def _codes(self, pp: int) -> PlacedBytes:
+        """Returns the bytes of frozen weights in codes."""
+        params = local_params(self.spec.table, self.layout, pp * self.layout.stage_size) if self.spec.base_bits else ()
+        size = coded_bytes(self.spec, params, self.layout.tp)
+        return PlacedBytes({"frozen codes": size} if size else {})
 
     def _pass_bytes(self, pp: int) -> PlacedBytes:
         """Returns the bytes of the activations of all micro-batches in flight, and the peaks of loss and backward."""
@@ -244,9 +252,9 @@ def prepare_run(config: TrainConfig, num_ranks: int | None, resume: str = "auto"
     refuse(size_problems(config, given.keys, num_ranks))
     model, absent = planned_model(config, given, here)
     spec = run_decoder(config, model)
-    table = with_run_slots(spec.table, config.precision.params, config.optimizer)
-    refuse(problems(config, table, num_ranks))
+    refuse(problems(config, spec.table, num_ranks))
     layout = config.layout(num_ranks)
+    table = with_run_slots(resident_table(spec, layout.tp), config.precision.params, config.optimizer)
     num_micro_batches = ceil_div(config.train.global_batch_size, layout.dp * config.train.micro_batch_size)
     schedule = make_schedule(config.parallel.schedule, layout.pp, layout.virtual_stages, num_micro_batches)
     return PlannedRun(
@@ -255,7 +263,7 @@ def prepare_run(config: TrainConfig, num_ranks: int | None, resume: str = "auto"
         model=model,
         spec=spec,
         table=table,
-        stages=stages(table, layout),
+        stages=stages(spec.table, layout),
         ranks=tuple(params_of_ranks(table, layout, range(0, layout.world_size, layout.stage_size))),
         num_micro_batches=num_micro_batches,
         simulation=simulate(schedule),

@@ -136,6 +136,11 @@ def _routers(config: TrainConfig, table: Table) -> Iterator[str]:
             f"[train] router_bias_update_rate = {rate:g} updates biases of routers, which this model does not have. "
             "Remove it, or use an architecture with them (glm4_moe)."
         )
+    if rate and config.lora is not None:
+        yield (
+            f"[train] router_bias_update_rate = {rate:g} updates biases of the base, which an adapter does not hold. "
+            "Remove it, or train without [lora]."
+        )
 
 
 def _pipeline(config: TrainConfig, table: Table) -> Iterator[str]:

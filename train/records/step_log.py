@@ -7,8 +7,7 @@ from contextlib import ExitStack
 import torch
 
 from ...core.progress import Progress, progress_bar
-from ...model.config import ModelConfig
-from ...model.registry import decoder_spec
+from ...model.spec import DecoderSpec
 from ...parallel.collectives import all_reduce, all_reduce_max
 from ...parallel.mesh import Group
 from ..config.train_config import TrainConfig
@@ -28,7 +27,7 @@ class StepLog:
 
     Args:
         config: the run's configuration.
-        model: the shape of the model.
+        decoder: the decoder that is trained.
         world: all ranks.
         device: the device that computes.
         dtype: the dtype of parameters.
@@ -39,7 +38,7 @@ class StepLog:
     def __init__(
         self,
         config: TrainConfig,
-        model: ModelConfig,
+        decoder: DecoderSpec,
         world: Group,
         device: torch.device,
         dtype: torch.dtype,
@@ -52,7 +51,7 @@ class StepLog:
         self.done = done
         options = config.train
         self.tokens_per_step = options.global_batch_size * options.seq_len  # computed, whether learned or only read
-        self.flops = flops_per_token(decoder_spec(model), options.seq_len)
+        self.flops = flops_per_token(decoder, options.seq_len)
         self.dtype = dtype
         self.world = world
         self.minute = -1

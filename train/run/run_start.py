@@ -1,85 +1,104 @@
 """The start of a run of `tk train`: from a step of its own, another checkpoint, or the weights of `[model] init`."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ...checkpoint.read.reader import Checkpoint
 from ...checkpoint.read.shared_read import Peers, open_together, share_errors
 from ...core.errors import ConfigError
+from ...model.decoder import Decoder
 from ...model.peers import peers
-from ...model.stored_config import stored_config
 from ...parallel.host import host_group
-from ..config.initial_model import open_init, unsupported_options
+from ..config.initial_model import initial_shape, open_init, unsupported_options
 from ..config.run_inputs import Inputs
 from ..config.train_config import TrainConfig
 from ..saving.checkpointer import Checkpointer, OpenRun
 from ..saving.resume import Start
 from ..state.progress import TrainState
 from ..state.stored_state import RunResume
+from .adapter_base import AdapterBase
 
 _log = logging.getLogger(__name__)
 
 
-def start_run(
-    checkpointer: Checkpointer, run: OpenRun, config: TrainConfig, inputs: Inputs, resume: str, fork: bool
-) -> TrainState:
-    """Fills the model from the checkpoint that `resume` means (see Trainer); every rank calls it.
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    """The start of one run on one rank; every rank calls the same methods.
 
-    If there is no checkpoint and `model.init` is set, the weights come from that one, and all else starts anew.
-
-    Args:
+    Attributes:
         checkpointer: the rank's checkpointer.
         run: the open run folder.
         config: the run's configuration.
         inputs: the run's inputs.
-        resume, fork: see Trainer.
-
-    Returns:
-        The state of the run at its start.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be used, or newer steps exist and `fork` is False.
-        ConfigError: the checkpoint was trained on other data, or the folder has steps and `resume` is "never".
-        StorageError: a file cannot be opened or read; nothing in the folder was moved.
-    """
-    ranks = checkpointer.ranks
-    readers = peers(host_group(checkpointer.mesh.world, config.parallel.timeout_seconds))
-    resuming = _Resuming(checkpointer, config, inputs, readers)
-    start = Start(run.locked, config.run_folder, resuming.load, ranks, checkpointer.from_rank_0)
-    if resume not in ("auto", "never"):
-        return start.from_given(Path(resume), fork)
-    if resume == "never":
-        start.anew()
-    state = start.from_newest()
-    if state is None and config.model.init:
-        checkpoint = open_together(lambda: open_init(config), ranks)
-        with share_errors(ranks):
-            for note in unsupported_options(checkpoint.config()) if run.locked else ():
-                _log.warning("%s has %s", checkpoint.path / "config.json", note)
-        checkpointer.load_weights(checkpoint, readers)
-    return state or TrainState()
-
-
-@dataclass(frozen=True, slots=True)
-class _Resuming:
-    """Loads steps of the same run.
-
-    Attributes:
-        readers: the ranks of this machine.
+        base: the base of the adapter that the run trains; None if it trains a model.
+        decoders: the rank's stages, if there is a base.
     """
 
     checkpointer: Checkpointer
+    run: OpenRun
     config: TrainConfig
     inputs: Inputs
-    readers: Peers
+    base: AdapterBase | None = None
+    decoders: Sequence[Decoder] = ()
 
-    def load(self, checkpoint: Checkpoint) -> TrainState:
-        """Fills the model; every rank calls it, and all raise the error of one."""
+    def begin(self, resume: str, fork: bool) -> TrainState:
+        """Fills the model from the checkpoint that `resume` means, and returns the state of the run at its start.
+
+        If there is no checkpoint and `model.init` is set, the weights come from that one, and all else starts anew.
+        The weights of an adapter's base always come from there.
+
+        Args:
+            resume, fork: see Trainer.
+
+        Raises:
+            CheckpointError: the checkpoint cannot be used, or newer steps exist and `fork` is False.
+            ConfigError: the checkpoint was trained on other data, or the folder has steps and `resume` is "never".
+            StorageError: a file cannot be opened or read; nothing in the folder was moved.
+        """
+        checkpointer, config = self.checkpointer, self.config
+        readers = peers(host_group(checkpointer.mesh.world, config.parallel.timeout_seconds))
+        start = Start(
+            self.run.locked,
+            config.run_folder,
+            partial(self._resume, readers),
+            checkpointer.ranks,
+            checkpointer.from_rank_0,
+        )
+        if self.base is not None:
+            self.base.load(checkpointer, self.decoders, readers)
+        if resume not in ("auto", "never"):
+            return start.from_given(Path(resume), fork)
+        if resume == "never":
+            start.anew()
+        state = start.from_newest()
+        if state is None:
+            self._first_weights(readers)
+        return state or TrainState()
+
+    def _first_weights(self, readers: Peers) -> None:
+        """Fills what a run begins with, if that is stored: an adapter, or a model that is trained whole."""
+        ranks, config = self.checkpointer.ranks, self.config
+        if self.base is not None:
+            if config.lora is not None and config.lora.init:
+                path = Path(config.lora.init)
+                self.base.load_adapter(open_together(lambda: Checkpoint.open(path), ranks), self.checkpointer, readers)
+            return
+        if config.model.init:
+            checkpoint = open_together(lambda: open_init(config), ranks)
+            with share_errors(ranks):
+                for note in unsupported_options(checkpoint.config()) if self.run.locked else ():
+                    _log.warning("%s has %s", checkpoint.path / "config.json", note)
+            self.checkpointer.load_weights(checkpoint, readers)
+
+    def _resume(self, readers: Peers, checkpoint: Checkpoint) -> TrainState:
+        """Fills the model from a step of the same run; all ranks raise the error of one."""
         with share_errors(self.checkpointer.ranks):
             stored = RunResume.from_json(checkpoint.resume, str(checkpoint.path))
             self._check_same_run(checkpoint, stored)
-        self.checkpointer.load(checkpoint, stored.optimizer_step, stored.loss_scale, self.readers)
+        self.checkpointer.load(checkpoint, stored.optimizer_step, stored.loss_scale, readers)
         if self.checkpointer.mesh.world.rank == 0:
             steps = self.config.train.steps
             done = f"; train.steps = {steps} leaves nothing to do" if checkpoint.step >= steps else ""
@@ -99,10 +118,25 @@ class _Resuming:
                 f"{checkpoint.path} was trained with train.seed = {stored.seed}, which decides the rows' order; "
                 f"it is {seed} now. Keep the seed, or give the new run another folder."
             )
-        shape = stored_config(checkpoint).model_dump()
+        self._check_same_kind(checkpoint)
+        shape = initial_shape(checkpoint).model_dump()
         for key, value in inputs.model.model_dump().items():
             if key != "dtype" and shape[key] != value:
                 raise ConfigError(
                     f"{checkpoint.path} has model.{key} = {shape[key]!r}, and the configuration {value!r}: a run "
                     f"continues with the model that it began with. Keep {key}, or give the new run another folder."
                 )
+
+    def _check_same_kind(self, checkpoint: Checkpoint) -> None:
+        if self.base is not None:
+            if checkpoint.manifest.adapter is None:
+                raise ConfigError(
+                    f"{checkpoint.path} holds a model, and [lora] trains an adapter: give the adapter's run another "
+                    "folder, and name the model in [model] init."
+                )
+            self.base.check(checkpoint)
+        elif checkpoint.manifest.adapter is not None:
+            raise ConfigError(
+                f"{checkpoint.path} holds an adapter, and the configuration has no [lora]: it would train the whole "
+                "model. Add the section [lora] of that run, or give the new run another folder."
+            )

@@ -10,6 +10,7 @@ from ...core.local_params import LocalParam
 from ...data.batches import MicroBatch, global_batch
 from ...data.dataset import PackedDataset
 from ...model.init import fill_initial
+from ...model.lora.coded import resident_table
 from ...model.lora.table import is_factor
 from ...model.shape import ModelKeys
 from ...parallel.collectives import all_reduce
@@ -35,8 +36,10 @@ from ..saving.checkpointer import Checkpointer, OpenRun, SaveOptions
 from ..state.progress import StepResult, TrainState
 from ..state.stored_state import RunResume
 from ..zero.states.pinned_copies import PinnedCopies
+from .adapter_base import AdapterBase
+from .coded_base import make_codes
 from .inputs import open_inputs
-from .run_start import start_run
+from .run_start import RunStart
 
 
 class Trainer:
@@ -118,12 +121,14 @@ class Trainer:
         )
         engine = TrainingEngine(
             self.stages,
-            self.spec.table,
+            resident_table(self.spec, self.mesh.tp.size),
             self.mesh,
             options,
             device=self.device,
-            fill=partial(self._fill, PinnedCopies()),
+            fill=partial(self.fill, PinnedCopies()),
         )
+        if self.spec.base_bits and not self.config.model.init:
+            make_codes(self.stages, self.config.train.seed, self.dtype, self.device)
         if self.config.zero.stage == 3:
             engine.gather_around(gathered_units(self.stages, engine.buffers), prefetch=self.config.zero.overlap)
         if self.config.offload.optimizer != "none":
@@ -132,7 +137,7 @@ class Trainer:
             compile_layers(self.stages, self.config, self.device)
         return engine
 
-    def _fill(self, copies: PinnedCopies, local: LocalParam, parameter: torch.Tensor) -> None:
+    def fill(self, copies: PinnedCopies, local: LocalParam, parameter: torch.Tensor) -> None:
         """Writes a parameter's initial values, made on the host; draws none if `fit` will load a checkpoint."""
         if self.config.model.init and not is_factor(local.pieces[0].tensor):
             return
@@ -145,8 +150,10 @@ class Trainer:
         """Trains to `train.steps` or to a request to stop, and saves at the end; returns the state at the end."""
         self.engine.home.require()
         self.heartbeat.beat("loading")
-        with self.checkpointer.open(self.save_options()) as run:
-            self.state = start_run(self.checkpointer, run, self.config, self.inputs, self.resume, self.fork)
+        base = AdapterBase.of(self.config, self.inputs.model, self.spec, self.checkpointer.ranks)
+        with self.checkpointer.open(self.save_options(base)) as run:
+            start = RunStart(self.checkpointer, run, self.config, self.inputs, base, self.stages)
+            self.state = start.begin(self.resume, self.fork)
             folder, step = self.config.run_folder, self.state.step
             events = self.config.metrics.tensorboard
             metrics = MetricsFile(folder, step, run.attempt, events) if self.mesh.world.rank == 0 else None
@@ -157,8 +164,8 @@ class Trainer:
                     metrics.close()
         return self.state
 
-    def save_options(self) -> SaveOptions:
-        """Returns the settings with which this run's steps are saved."""
+    def save_options(self, base: AdapterBase | None = None) -> SaveOptions:
+        """Returns the settings with which steps are saved; `base` is that of the run's adapter, if it trains one."""
         options = self.config.checkpoint
         return SaveOptions(
             self.config.run_folder,
@@ -167,13 +174,12 @@ class Trainer:
             options.async_save,
             self.config.parallel.timeout_seconds,
             self.inputs.side_files,
+            base.record if base else None,
         )
 
     def _loop(self, run: OpenRun, metrics: MetricsFile | None) -> None:
         options = self.config.train
-        log = StepLog(
-            self.config, self.inputs.model, self.mesh.world, self.device, self.dtype, metrics, self.state.step
-        )
+        log = StepLog(self.config, self.spec, self.mesh.world, self.device, self.dtype, metrics, self.state.step)
         with log:
             while self.state.step < options.steps:
                 result = self.step()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...checkpoint.format.adapter_record import AdapterRecord
 from ...checkpoint.read.reader import Checkpoint
 from ...checkpoint.read.shared_read import ALONE, Peers, share_errors
 from ...checkpoint.run.locked_run import LockedRun
@@ -38,6 +39,7 @@ class SaveOptions:
         background: whether training goes on while a step is written, from a copy.
         timeout: seconds to wait for the parts of other ranks.
         side_files: the files beside the tensors, by name; those of rank 0 are written.
+        adapter: the record of the adapter, on rank 0, if the run trains one.
     """
 
     folder: Path
@@ -46,6 +48,7 @@ class SaveOptions:
     background: bool = True
     timeout: float = 600.0
     side_files: Mapping[str, bytes] = field(default_factory=dict)
+    adapter: AdapterRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,7 @@ class Checkpointer:
             keep=options.keep,
             keep_every=options.keep_every,
             timeout=options.timeout,
+            adapter=options.adapter,
         )
 
     def from_rank_0(self, number: int) -> int:

@@ -12,6 +12,7 @@ from ....core.integers import ceil_div
 from ....core.local_params import LocalParam
 from ....core.machine_memory import free_memory
 from ....core.progress import format_bytes
+from ....core.quantization import Grouping
 from ....model.config import ModelConfig
 from ....model.registry import decoder_spec
 from ..job import threads_per_rank
@@ -21,7 +22,7 @@ from ..kv_formats import BlockBytes, CacheShape, kv_format
 from ..options import EngineOptions
 from ..program.adapters import adapter_bytes
 from ..program.lower import lower, serving_slices
-from ..program.quantization import Grouping, groupings
+from ..program.quantization import groupings
 
 KV_SHARE: Final = 0.3  # the cache's share of the free memory if no option sets its size
 

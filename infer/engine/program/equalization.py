@@ -16,9 +16,9 @@ from ....checkpoint.read.shared_read import ALONE, Peers
 from ....core.casts import Array, cast
 from ....core.dtypes import FP32, DType
 from ....core.local_params import LocalParam
+from ....core.quantization import untransposed
 from .lower import Program
 from .operations import Multiply, Norm, RotateAndAppend
-from .quantization import untransposed
 
 MOST_DOUBLINGS: Final = 8  # a factor is 2^-8 to 2^8
 Site = tuple[Norm, Multiply, RotateAndAppend]  # the operations that make a layer's queries and keys

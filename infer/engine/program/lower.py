@@ -9,6 +9,7 @@ import numpy as np
 from ....core.casts import Array
 from ....core.layout import Layout
 from ....core.local_params import LocalParam, local_params
+from ....model.row_slices import most_slices
 from ....model.spec import EMBEDDING, HEAD, POSITIONS, DecoderSpec, DenseSpec, ExpertsSpec, Rope
 from .operations import (
     AttendToCache,
@@ -25,8 +26,6 @@ from .operations import (
     SampleTokens,
     WeightMatrix,
 )
-
-MOST_SLICES = 8  # the largest tp over which sums can be the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,20 +90,6 @@ def frequencies(rope: Rope, head_dim: int) -> Array:
     pairs_P = np.arange(rotated // 2, dtype=np.float64)
     periods_P: Array = np.array([rope.theta ** (2 * pair / rotated) for pair in pairs_P.tolist()])
     return 1.0 / periods_P if rope.scaling is None else rope.scaling.frequencies(periods_P, pairs_P, rope.theta)
-
-
-def most_slices(spec: DecoderSpec) -> int:
-    """Returns S, the number of slices of row-parallel sums at which every tp that divides S gives the same sums.
-
-    S is the largest power of two up to 8 that divides the number of heads and every intermediate size.
-    """
-    blocks = [layer.feed_forward for layer in spec.layers]
-    shared = [block.shared for block in blocks if isinstance(block, ExpertsSpec) and block.shared]
-    sizes = {spec.num_heads, *(block.inner for block in (*blocks, *shared))}
-    slices = MOST_SLICES
-    while any(size % slices for size in sizes):
-        slices //= 2
-    return slices
 
 
 def serving_slices(spec: DecoderSpec, tp: int, dtype: str) -> int:

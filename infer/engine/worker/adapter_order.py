@@ -9,8 +9,8 @@ from ....checkpoint import Checkpoint
 from ....core.dtypes import by_name
 from ....core.errors import CheckpointError
 from ....model.config import ModelConfig
-from ....model.lora.stored_adapter import StoredAdapter
 from ....model.registry import decoder_spec
+from ....model.stored_adapter import StoredAdapter
 from ..job import Job
 from ..program.adapters import RankAdapter, load_adapter
 from ..program.lower import lower, serving_slices

@@ -23,8 +23,8 @@ Document = dict[str, Any]
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(version=3), "this tk reads 'tk', versions 1 to 2. Read it with the tk that wrote it"),
-        (lambda m: m.update(version=0), r"this tk reads 'tk', versions 1 to 2\.$"),
+        (lambda m: m.update(version=4), "this tk reads 'tk', versions 1 to 3. Read it with the tk that wrote it"),
+        (lambda m: m.update(version=0), r"this tk reads 'tk', versions 1 to 3\.$"),
         (lambda m: m["layout"].update(cp=2), "has an unknown key 'cp'"),
         (lambda m: m.update(version=2, layout=m["layout"] | {"cp": 0}), "layout: cp = 0"),
         (lambda m: m.update(version=2, layout=m["layout"] | {"ep": 3}), "layout: ep x expert_tp = 3 x 1 does not"),

@@ -84,14 +84,14 @@ def test_a_run_whose_only_step_was_renamed_is_not_taken_for_an_empty_one(run: Pa
 
 def test_a_step_of_a_newer_tk_is_refused_and_not_passed_over(run: Path) -> None:
     manifest = run / "step-00000003" / "manifest.json"
-    data = json.dumps(json.loads(manifest.read_text()) | {"version": 3}).encode()
+    data = json.dumps(json.loads(manifest.read_text()) | {"version": 4}).encode()
     manifest.write_bytes(data)
     (run / "step-00000003" / "COMMIT").write_text(hashlib.sha256(data).hexdigest() + "\n")
     with pytest.raises(
-        CheckpointError, match=r"version 3; this tk reads 'tk', versions 1 to 2\. Read it with the tk that wrote it"
+        CheckpointError, match=r"version 4; this tk reads 'tk', versions 1 to 3\. Read it with the tk that wrote it"
     ):
         Checkpoint.open(run)
-    with RunFolder(run).lock() as locked, pytest.raises(CheckpointError, match="version 3"):
+    with RunFolder(run).lock() as locked, pytest.raises(CheckpointError, match="version 4"):
         locked.begin_step(3)
     assert (run / "step-00000003").exists()
 

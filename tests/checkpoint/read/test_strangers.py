@@ -42,7 +42,7 @@ def test_an_adapter_has_a_way_out_of_its_own(tmp_path: Path) -> None:
     step = save_step(tmp_path / "run", TABLE, Layout())
     (step / "adapter_config.json").write_text("{}")
     (step / "adapter_model.safetensors").write_bytes(b"x")
-    assert "To use the adapter, merge it with peft" in refusal(step)
+    assert "To use the adapter, move it into a folder of its own; tk export --merge" in refusal(step)
 
 
 def test_a_file_that_another_export_left_is_a_stranger(tmp_path: Path) -> None:

@@ -30,6 +30,14 @@ CASES: dict[str, dict[str, Any]] = {
         "train": {"freeze": ["model.layers.0"]},
         "parallel": {"pp": 2, "dp": 1, "schedule": "interleaved", "num_virtual_stages": 2},
     },
+    "adapters": {"lora": {"rank": 4}, "zero": {"stage": 3}},
+    "adapters with dropout": {"lora": {"rank": 4, "dropout": 0.1}},
+    "adapters, mlp in blocks": {"lora": {"rank": 4, "dropout": 0.1}, "recompute": {"mlp_block": 7}},
+    "adapters, tp": {"lora": {"rank": 4, "dropout": 0.1}, "parallel": {"tp": 2, "dp": 1, "sequence_parallel": True}},
+    "adapters of experts": {
+        "lora": {"rank": 4},
+        "model": {"architecture": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+    },
     "mixture of experts": {"model": {"architecture": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}},
 }
 

@@ -53,7 +53,7 @@ def make_log(metrics: MetricsFile | None, folder: Path, world: Group = ALONE, **
     train = {"steps": 10, "log_every": 4, "seq_len": 8, "global_batch_size": 4}
     data = {"train": train, "model": {"max_position_embeddings": 8}, "checkpoint": {"dir": str(folder)}} | sections
     config = parse(data, TrainConfig, "test")
-    return StepLog(config, MODEL, world, torch.device("cpu"), torch.float32, metrics, 0)
+    return StepLog(config, decoder_spec(MODEL), world, torch.device("cpu"), torch.float32, metrics, 0)
 
 
 def record(log: StepLog, step: int, last: bool = False, **changes: Any) -> None:

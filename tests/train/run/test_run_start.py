@@ -13,7 +13,7 @@ from tk.core.config import parse
 from tk.core.errors import CheckpointError, ConfigError
 from tk.tests.train.conftest import Configure
 from tk.train.config.train_config import TrainConfig
-from tk.train.run.run_start import start_run
+from tk.train.run.run_start import RunStart
 from tk.train.run.trainer import Trainer
 from tk.train.state.progress import TrainState
 
@@ -29,7 +29,7 @@ def started(config: dict[str, Any], resume: str = "auto", fork: bool = False) ->
     """Starts a run without a step of training; returns its state and its trainer."""
     trainer = Trainer(parse(config, TrainConfig, "test"))
     with trainer.checkpointer.open(trainer.save_options()) as run:
-        return start_run(trainer.checkpointer, run, trainer.config, trainer.inputs, resume, fork), trainer
+        return RunStart(trainer.checkpointer, run, trainer.config, trainer.inputs).begin(resume, fork), trainer
 
 
 def stored_embedding(step: Path) -> torch.Tensor:

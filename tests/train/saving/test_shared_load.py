@@ -21,7 +21,7 @@ from tk.tests.checkpoint.thread_peers import counted_reads
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.train.config.train_config import TrainConfig
-from tk.train.run.run_start import start_run
+from tk.train.run.run_start import RunStart
 from tk.train.run.trainer import Trainer
 
 SHAPE = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -42,7 +42,7 @@ def resume(config: dict[str, Any], step: str) -> list[int]:
     trainer = _trainer(config)
     with trainer.checkpointer.open(trainer.save_options()) as run:
         with counted_reads() as reads:
-            start_run(trainer.checkpointer, run, trainer.config, trainer.inputs, "auto", fork=False)
+            RunStart(trainer.checkpointer, run, trainer.config, trainer.inputs).begin("auto", fork=False)
         checkpoint = Checkpoint.open(step)
         for slot in ("master", "exp_avg", "exp_avg_sq"):
             for shard, values in trainer.engine.optimizer.runs(slot):

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from .....model.activation import swiglu
+from .....parallel.coded_weight import CodedWeight
 from .....parallel.collectives import tree_sum
 from .....parallel.products import linear
 from ...program.operations import Route, RunExperts
-from .prepared_weights import CodedWeight
 from .row_tiles import SMALLEST
 
 ExpertRows: TypeAlias = torch.Tensor | CodedWeight  # the weights of all experts, one below the other

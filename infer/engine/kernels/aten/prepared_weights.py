@@ -5,7 +5,7 @@ Letters: N rows of a weight, K columns, G groups of columns; T rows of a product
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -13,6 +13,8 @@ from .....checkpoint.read.stored_array import StoredArray
 from .....core.casts import Array
 from .....core.dtypes import FP32, DType
 from .....core.local_params import LocalParam
+from .....core.quantization import untransposed
+from .....parallel.coded_weight import MOST_VALUES, CodedWeight
 from .....parallel.collectives import tree_sum
 from .....parallel.linear import product
 from .....parallel.products import linear
@@ -20,56 +22,8 @@ from .....parallel.torch_dtypes import torch_dtype
 from .....parallel.wide_sums import embedding
 from ...program.lower import Program
 from ...program.operations import Head, Multiply, Route, WeightMatrix
-from ...program.quantization import OFFSET, Grouping, groupings, quantize, untransposed
+from ...program.quantization import groupings
 from .pages import CPU
-
-_MOST_VALUES: Final = 2**22  # of a weight that are widened at a time
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CodedWeight:
-    """A matrix [N, K] as codes of 8 bits, or of 4 bits with two in a byte.
-
-    Attributes:
-        grouping: the size of codes and groups.
-        codes: uint8 [N, G, columns of a group], or half of the columns, rounded up.
-        scales: [N, G], fp32 for codes of 8 bits, bf16 for 4.
-        minima: bf16 [N, G] for codes of 4 bits; None for 8.
-        dtype: the dtype of widened values.
-    """
-
-    grouping: Grouping
-    codes: torch.Tensor
-    scales: torch.Tensor
-    minima: torch.Tensor | None
-    dtype: torch.dtype
-
-    @staticmethod
-    def of(values: Array, grouping: Grouping, dtype: torch.dtype, device: torch.device) -> "CodedWeight":
-        """Quantizes a matrix, fp32 [N, K], on the host, and copies the codes to a device."""
-        found = quantize(values, grouping)
-        scales, minima = _on(device, found.scales), _on(device, found.minima)
-        codes = _on(device, found.codes.reshape(*found.scales.shape, grouping.columns))
-        if grouping.bits == 8:
-            return CodedWeight(grouping, codes, scales, None, dtype)
-        codes = torch.nn.functional.pad(codes, (0, grouping.columns % 2))
-        packed = codes[..., ::2] | codes[..., 1::2] << 4
-        return CodedWeight(grouping, packed, scales.bfloat16(), minima.bfloat16(), dtype)
-
-    @property
-    def shape(self) -> torch.Size:
-        """[N, K]."""
-        return torch.Size((self.scales.shape[0], self.scales.shape[1] * self.grouping.columns))
-
-    def __getitem__(self, rows: slice | torch.Tensor) -> torch.Tensor:
-        """Widens rows: [rows, K]."""
-        codes, scales = self.codes[rows], self.scales[rows].float().unsqueeze(-1)
-        if self.minima is None:
-            wide = (codes.float() - OFFSET) * scales
-        else:
-            pairs = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)[..., : self.grouping.columns]
-            wide = pairs.float() * scales + self.minima[rows].float().unsqueeze(-1)
-        return wide.flatten(-2).to(self.dtype)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,7 +57,7 @@ class CodedProduct:
     def _parts(self) -> list[slice]:
         """Returns the rows that are widened together."""
         num_rows, columns = self.weight.shape
-        step = max(1, _MOST_VALUES // columns)
+        step = max(1, MOST_VALUES // columns)
         return [slice(first, first + step) for first in range(0, num_rows, step)]
 
     def _row_sums(self, x_TK: torch.Tensor, wide_NK: torch.Tensor, rows: slice) -> list[torch.Tensor]:
@@ -113,11 +67,6 @@ class CodedProduct:
             return [linear(x_TK, wide_NK, bias)]
         pairs = zip(x_TK.chunk(self.num_slices, -1), wide_NK.chunk(self.num_slices, -1), strict=True)
         return [linear(x, part) for x, part in pairs]
-
-
-def _on(device: torch.device, values: Array) -> torch.Tensor:
-    given = torch.from_numpy(values)
-    return torch.empty(given.shape, dtype=given.dtype, device=device).copy_(given)
 
 
 @dataclass(frozen=True, slots=True)

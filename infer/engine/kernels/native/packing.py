@@ -12,9 +12,10 @@ from .....core.casts import Array, cast
 from .....core.dtypes import BF16, FP32, DType
 from .....core.integers import ceil_div, round_up
 from .....core.local_params import LocalParam
+from .....core.quantization import Codes, Grouping, quantize, untransposed
 from ...program.lower import Program
 from ...program.operations import Embed, Head, Multiply, Reduce, Route, RunExperts, WeightMatrix
-from ...program.quantization import Codes, Grouping, groupings, quantize, untransposed
+from ...program.quantization import groupings
 from .binding.library import Kernels
 from .binding.memory import CACHE_LINE, LARGE_PAGE, Arena, aligned
 from .binding.structures import PANEL, Format, PackedMatrix

@@ -7,7 +7,7 @@ import numpy as np
 
 from .....core.casts import Array, cast, widen
 from .....core.dtypes import BF16, COMPUTE_DTYPES, FP32, DType
-from ...program.quantization import Grouping, quantize
+from .....core.quantization import Grouping, quantize
 from .binding.library import Kernels
 from .binding.memory import floats
 from .binding.structures import MOST_ROWS, PANEL, PackedMatrix

@@ -11,8 +11,8 @@ from tk.core.dtypes import BF16, FP32
 from tk.infer.engine.program.adapters import RankAdapter, adapter_bytes, load_adapter
 from tk.infer.engine.program.lower import Program, lower
 from tk.infer.engine.program.operations import Multiply
-from tk.model.lora.stored_adapter import StoredAdapter
 from tk.model.registry import decoder_spec
+from tk.model.stored_adapter import StoredAdapter
 from tk.model.stored_config import stored_config
 from tk.tests.infer.adapters import make_adapter
 from tk.tests.model.architectures import ENTRIES

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tk.core.errors import ParallelError
-from tk.infer.engine.program.lower import Program, lower, most_slices, serving_slices
+from tk.infer.engine.program.lower import Program, lower, serving_slices
 from tk.infer.engine.program.operations import (
     AttendToCache,
     Embed,
@@ -19,6 +19,7 @@ from tk.infer.engine.program.operations import (
 )
 from tk.model.config import ModelConfig
 from tk.model.registry import architectures, decoder_spec
+from tk.model.row_slices import most_slices
 from tk.model.spec import EMBEDDING, DecoderSpec
 
 SIZES = {"vocab_size": 50, "hidden_size": 32, "num_attention_heads": 8, "intermediate_size": 48}

@@ -8,10 +8,11 @@ import torch
 
 from tk.core.casts import cast
 from tk.core.dtypes import BF16, FP32, DType
-from tk.infer.engine.kernels.aten.prepared_weights import CodedProduct, CodedWeight, PreparedProduct, PreparedWeights
+from tk.infer.engine.kernels.aten.prepared_weights import CodedProduct, PreparedProduct, PreparedWeights
 from tk.infer.engine.program.lower import Program, lower
 from tk.infer.engine.program.operations import Multiply
 from tk.model.spec import EMBEDDING
+from tk.parallel.coded_weight import CodedWeight
 from tk.tests.infer.engine.program.test_lower import spec_of
 
 O_PROJ = "model.layers.0.self_attn.o_proj.weight"

@@ -8,12 +8,12 @@ import pytest
 from tk.core.casts import cast
 from tk.core.dtypes import BF16, FP16, FP32, DType
 from tk.core.integers import round_up
+from tk.core.quantization import Grouping
 from tk.infer.engine.kernels.native.binding.library import instruction_sets, load_kernels
 from tk.infer.engine.kernels.native.binding.memory import CACHE_LINE
 from tk.infer.engine.kernels.native.binding.structures import PANEL, Format
 from tk.infer.engine.kernels.native.packing import PackedWeights, Stack, format_of, pack, pair_bytes, stacks
 from tk.infer.engine.program.lower import lower
-from tk.infer.engine.program.quantization import Grouping
 from tk.model.spec import EMBEDDING, HEAD, POSITIONS
 from tk.tests.infer.engine.program.test_lower import spec_of
 

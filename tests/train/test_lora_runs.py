@@ -1,0 +1,147 @@
+"""Runs with adapters: those of one process in every layout, a base that stays as it is, and one dropout for all."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tk.checkpoint.read.reader import Checkpoint
+from tk.core.config import parse
+from tk.core.geometry import Box
+from tk.model.init import initial_values
+from tk.parity.measure import ParityTrainer
+from tk.tests.rank_pool import RankPool
+from tk.tests.train.conftest import Configure
+from tk.tests.train.run_training import make_trainer, run_training
+from tk.train.config.train_config import TrainConfig
+
+STEPS = 4
+LORA: dict[str, Any] = {"rank": 4, "alpha": 8}
+EXPERTS = {"architecture": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+SHARED = {"architecture": "glm4_moe", "moe_intermediate_size": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "tp": {"parallel": {"tp": 2}},
+    "sequence parallel, ZeRO": {"parallel": {"tp": 2, "dp": 2, "sequence_parallel": True}, "zero": {"stage": 3}},
+    "zb-h1": {"parallel": {"pp": 2, "schedule": "zb-h1"}, "recompute": {"mode": "selective"}},
+    "dp": {"parallel": {"dp": 2}, "zero": {"stage": 1}},
+    "cp": {"parallel": {"cp": 2}, "zero": {"stage": 2}},
+    "offload": {"parallel": {"dp": 2}, "zero": {"stage": 3}, "offload": {"optimizer": "cpu", "parameters": "cpu"}},
+    "experts": {"model": EXPERTS, "parallel": {"tp": 2, "dp": 2, "ep": 2}, "zero": {"stage": 3}},
+    "experts alone": {
+        "model": EXPERTS,
+        "lora": {"targets": r".*experts\.\d\.w[12]"},
+        "parallel": {"tp": 2, "dp": 2, "ep": 2, "expert_tp": 2},
+        "recompute": {"mode": "full"},
+    },
+    "a stage without adapters": {"lora": {"targets": r".*layers\.1\..*"}, "parallel": {"pp": 2, "dp": 2}},
+    "modules trained whole": {
+        "lora": {"targets": ["q_proj", "v_proj"], "modules_to_save": ["norm", "lm_head"]},
+        "parallel": {"tp": 2, "dp": 2},
+        "zero": {"stage": 2},
+    },
+}
+FAST = ("sequence parallel, ZeRO", "zb-h1")
+MODEL = ("model", "lora", "data", "precision")  # the sections that a run on one process has too
+
+
+def run_on_ranks(rank_pool: RankPool, config: dict[str, Any]) -> dict[str, Any]:
+    """Runs a configuration on as many ranks as its layout has; returns what the first one found."""
+    world = math.prod(config["parallel"].setdefault(axis, 1) for axis in ("tp", "pp", "cp", "dp"))
+    found: dict[str, Any] = rank_pool.run(run_training, world, config=config)[0]
+    return found
+
+
+def assert_base_is_initial(folder: Path, config: dict[str, Any]) -> None:
+    """Checks that what is not trained has its first values, and that only the rest has moved and has moments."""
+    step = Checkpoint.open(folder)
+    for tensor in make_trainer(config | {"parallel": {}}).spec.table:
+        if tensor.alias:
+            continue
+        first = initial_values(tensor, Box.whole(tensor.shape), 0, 0.02)
+        assert torch.equal(step.read(tensor.name).torch(), first) != tensor.trainable, tensor.name
+        assert ("exp_avg" in step.tensors[tensor.name].slots) == tensor.trainable, tensor.name
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.matrix) for name in LAYOUTS]
+)
+def test_a_run_with_adapters_is_that_of_one_process(
+    rank_pool: RankPool, configure: Configure, tmp_path: Path, name: str
+) -> None:
+    sections = {"lora": LORA, "optimizer": {"lr": 1e-2}} | LAYOUTS[name]
+    sections["lora"] = LORA | sections["lora"]
+    sections["train"] = {"steps": STEPS}
+    alike = {key: values for key, values in sections.items() if key in (*MODEL, "train", "optimizer")}
+    expected = run_training(configure("one", **alike))
+    config = configure("split", **sections)
+    found = run_on_ranks(rank_pool, config)
+    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-5)
+    np.testing.assert_allclose(found["grad_norm"], expected["grad_norm"], rtol=1e-4)
+    assert found["loss"][-1] < found["loss"][0]
+    assert_base_is_initial(tmp_path / "split", config)
+
+
+SPLIT: dict[str, dict[str, Any]] = {
+    "dp": {"parallel": {"dp": 2}},
+    "tp": {"parallel": {"tp": 2}},
+    "sequence parallel": {"parallel": {"tp": 2, "sequence_parallel": True}, "recompute": {"mlp_block": 5}},
+    "cp": {"parallel": {"cp": 2}},
+    "pp": {"parallel": {"pp": 2}},
+    "documents, ulysses": {
+        "data": {"packing": "documents"},
+        "parallel": {"cp": 2, "tp": 2, "cp_mode": "ulysses"},
+        "model": {"num_key_value_heads": 4},
+    },
+    "accumulation": {"train": {"micro_batch_size": 1}},
+    "recomputed": {"recompute": {"mode": "full"}},
+    "all of these": {"parallel": {"cp": 2}, "recompute": {"mode": "full"}, "train": {"micro_batch_size": 1}},
+    "in parts": {"recompute": {"mode": "selective", "mlp_block": 5}},
+    "a shared expert": {"model": SHARED, "parallel": {"tp": 2, "dp": 2, "ep": 2, "sequence_parallel": True}},
+    "a shared expert, split": {"model": SHARED, "parallel": {"tp": 2}},
+}
+FAST_SPLIT = ("sequence parallel", "all of these")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAST_SPLIT else pytest.mark.matrix) for name in SPLIT]
+)
+def test_dropout_leaves_out_the_same_values_in_every_layout(
+    rank_pool: RankPool, configure: Configure, name: str
+) -> None:
+    drops = LORA | {"alpha": 64, "dropout": 0.1} | ({"exclude": r".*\.experts\..*"} if "expert" in name else {})
+    alike = {"lora": drops, "optimizer": {"lr": 2e-2, "warmup_steps": 0}, "checkpoint": {"every": 0}}
+    sections = alike | SPLIT[name]
+    sections["train"] = {"steps": 2, "eval_rows": 1} | sections.get("train", {})
+    one = alike | {key: values for key, values in sections.items() if key in MODEL}
+    one["train"] = {"steps": 2, "eval_rows": 1}
+    expected = run_training(configure("one", **one))["loss"]
+    config = configure("split", **sections)
+    found = run_on_ranks(rank_pool, config) if "parallel" in sections else run_training(config)
+    np.testing.assert_allclose(found["loss"], expected, rtol=1e-5)
+    without = run_training(configure("without", **one | {"lora": drops | {"dropout": 0.0}}))["loss"]
+    assert abs(without[-1] / expected[-1] - 1) > 1e-4
+
+
+def test_an_evaluation_and_each_step_have_the_dropout_that_they_should(configure: Configure) -> None:
+    trainers = [
+        ParityTrainer(parse(configure(lora=LORA | {"dropout": share}), TrainConfig, "test")) for share in (0.5, 0.0)
+    ]
+    first, second = (trainer._evaluate() for trainer in trainers)
+    assert first == second
+    drops, plain = (trainer.step().loss for trainer in trainers)
+    assert abs(drops / plain - 1) > 1e-4
+
+
+@pytest.mark.matrix  # tests/parallel/test_adapters.py has the products
+def test_half_precision_trains_adapters_over_ranks(rank_pool: RankPool, configure: Configure, tmp_path: Path) -> None:
+    sections = {"lora": LORA | {"dropout": 0.1}, "precision": {"params": "bf16"}, "optimizer": {"lr": 1e-2}}
+    sections["train"] = {"steps": STEPS}
+    expected = run_training(configure("one", **sections))["loss"]
+    found = run_on_ranks(rank_pool, configure("split", **sections, parallel={"tp": 2, "sequence_parallel": True}))
+    np.testing.assert_allclose(found["loss"], expected, rtol=1e-3)
+    assert found["loss"][-1] < found["loss"][0]
+    for name, tensor in Checkpoint.open(tmp_path / "split").tensors.items():
+        assert ("master" in tensor.slots or "exp_avg" in tensor.slots) == (".lora_" in name), name
