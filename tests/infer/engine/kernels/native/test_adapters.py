@@ -19,6 +19,7 @@ from tk.tests.infer.engine.kernels.native.products import MODELS, portable
 from tk.tests.infer.history import History
 from tk.tests.infer.oracle import Oracle
 from tk.tests.model.architectures import ENTRIES, VOCAB
+from tk.tests.model.lora import peft_adapters
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no compiler")
 MATRIX = pytest.mark.matrix
@@ -46,6 +47,16 @@ def test_logits_are_those_of_training(tmp_path: Path, name: str, options: dict[s
     for found, (tokens, slot) in zip(together(made, sequences), sequences, strict=True):
         expected = trained_logits(base, None if slot < 0 else adapters[slot], tokens)
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
+@pytest.mark.parametrize("name", ["llama3", pytest.param("gpt2", marks=MATRIX), pytest.param("mixtral", marks=MATRIX)])
+def test_logits_are_those_of_peft(tmp_path: Path, name: str) -> None:
+    targets = {"gpt2": ["c_attn", "c_fc"], "mixtral": ["q_proj", "o_proj"]}.get(name, "all-linear")
+    base, adapter, logits = peft_adapters.make_with_peft(name, tmp_path, target_modules=targets)
+    sequences = [(row, 0) for row in peft_adapters.tokens().tolist()]
+    for found, expected in zip(together(serving(base, [adapter], JOB), sequences), logits.numpy(), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("tp", [2, pytest.param(4, marks=MATRIX)])
