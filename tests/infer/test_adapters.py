@@ -75,6 +75,21 @@ def test_log_probabilities_are_those_of_training(base: Path, adapters: dict[str,
             np.testing.assert_allclose(score.logprobs, expected, atol=1e-5)
 
 
+@MATRIX
+@pytest.mark.parametrize("kernels", ["native", "aten"])
+@pytest.mark.parametrize("weight_dtype", ["int8", "int4"])
+def test_quantized_bases_cost_as_much_beside_adapters(
+    base: Path, adapters: dict[str, Path], weight_dtype: str, kernels: str
+) -> None:
+    errors = {}
+    with LLM(base, adapters=adapters, kernels=kernels, weight_dtype=weight_dtype, dtype="fp32", kv_blocks=64) as llm:
+        for name, path in {"": None, **adapters}.items():
+            [found] = llm.generate([PROMPT], replace(SCORED, max_new_tokens=24), adapter=name)
+            difference = np.array(logprobs(found)) - expected_logprobs(base, path, found)
+            errors[name] = np.sqrt((difference**2).mean())
+    assert 0 < max(errors.values()) < 2 * errors[""]
+
+
 def test_requests_of_different_adapters_share_steps(served: LLM) -> None:
     """Each has the log-probabilities that it has alone, with hits of the prefix cache, too."""
     names, params = ("a", "", "b", "a"), replace(SCORED, max_new_tokens=9)
