@@ -62,6 +62,7 @@ class LLM:
         prompts: GivenPrompts,
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         cache: CacheOptions | None = None,
+        adapter: str = "",
     ) -> list[Completion]:
         """Returns one Completion per prompt, in order; the engine computes them together.
 
@@ -69,16 +70,21 @@ class LLM:
             prompts: a sequence of prompts, each a str, a list of token ids or a Conversation; one alone is one prompt.
             params: one SamplingParams for all prompts, or one per prompt; None = the defaults.
             cache: the use of the prefix cache; None = the defaults.
+            adapter: the name of a loaded adapter; "" = none.
 
         Raises:
             InvalidRequest: a prompt or a value cannot be served; all requests of the call are then ended.
             WorkerDied: a worker has died.
         """
-        requests = as_requests(prompts, params, cache)
+        requests = as_requests(prompts, params, cache, adapter)
         return self._complete([tokenized(request, self.engine.tokenizer) for request in requests])
 
     def stream(
-        self, prompt: GivenPrompt, params: SamplingParams | None = None, cache: CacheOptions | None = None
+        self,
+        prompt: GivenPrompt,
+        params: SamplingParams | None = None,
+        cache: CacheOptions | None = None,
+        adapter: str = "",
     ) -> Iterator[Delta]:
         """Yields the Deltas of one prompt as they are computed; leaving the iterator early ends the request.
 
@@ -86,16 +92,41 @@ class LLM:
             InvalidRequest: the prompt or a value cannot be served.
             WorkerDied: a worker has died.
         """
-        return self._stream(tokenized(as_request(prompt, params, cache), self.engine.tokenizer))
+        return self._stream(tokenized(as_request(prompt, params, cache, adapter), self.engine.tokenizer))
+
+    def load_adapter(self, name: str, path: str | Path) -> None:
+        """Loads an adapter under a name, also one that another adapter has: requests that run end with theirs.
+
+        Args:
+            name: the name by which requests ask for it.
+            path: a step folder, a run folder or a folder of PEFT.
+
+        Raises:
+            TkError: see `EngineAdapters.load`.
+        """
+        self.engine.adapters.load(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        """Takes an adapter's name away; its room is free when the last request that uses it has ended.
+
+        Raises:
+            UnknownAdapter: no loaded adapter has the name.
+        """
+        self.engine.adapters.unload(name)
 
     @overload
-    def score(self, prompt: str | Sequence[int], continuation: str | Sequence[int]) -> Score: ...  # type: ignore[overload-overlap]  # a str is one text
+    def score(self, prompt: str | Sequence[int], continuation: str | Sequence[int], adapter: str = "") -> Score: ...  # type: ignore[overload-overlap]  # a str is one text
 
     @overload
-    def score(self, prompt: str | Sequence[int], continuation: Sequence[str | Sequence[int]]) -> list[Score]: ...
+    def score(
+        self, prompt: str | Sequence[int], continuation: Sequence[str | Sequence[int]], adapter: str = ""
+    ) -> list[Score]: ...
 
     def score(
-        self, prompt: str | Sequence[int], continuation: str | Sequence[int] | Sequence[str | Sequence[int]]
+        self,
+        prompt: str | Sequence[int],
+        continuation: str | Sequence[int] | Sequence[str | Sequence[int]],
+        adapter: str = "",
     ) -> Score | list[Score]:
         """Returns the log-probabilities of a continuation of the prompt, or of each of several.
 
@@ -103,22 +134,23 @@ class LLM:
             prompt: text or token ids, at least one token. The log-probabilities of its own tokens are not computed.
             continuation: text, token ids, or a sequence of these, for which the result is a list in the same order.
                 Text after text is tokenized together with it; tokens that are not wholly in the prompt are scored.
+            adapter: the name of a loaded adapter; "" = none.
 
         Raises:
             InvalidRequest: prompt or continuation have no tokens, or cannot be served.
             PromptTooLong: prompt and continuation are together longer than the model's limit.
             WorkerDied: a worker has died.
         """
-        scores = self.score_pairs([(prompt, one) for one in as_prompts(continuation)])
+        scores = self.score_pairs([(prompt, one) for one in as_prompts(continuation)], adapter)
         return scores[0] if is_one_prompt(continuation) else scores
 
-    def score_pairs(self, pairs: Iterable[tuple[GivenPrompt, GivenPrompt]]) -> list[Score]:
+    def score_pairs(self, pairs: Iterable[tuple[GivenPrompt, GivenPrompt]], adapter: str = "") -> list[Score]:
         """Returns the score of each pair of a prompt and its continuation, in order; the engine computes them together.
 
         Raises:
             TkError: see `score`.
         """
-        completions = self._complete(score_requests(self.engine.tokenizer, pairs))
+        completions = self._complete(score_requests(self.engine.tokenizer, pairs, adapter))
         return [score_of(completion) for completion in completions]
 
     def close(self) -> None:

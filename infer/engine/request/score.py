@@ -6,7 +6,7 @@ bias makes the last token the only possible new one, so a score needs no more ro
 
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ....core.errors import InvalidRequest
@@ -95,9 +95,12 @@ def score_request(prompt: Sequence[int], continuation: Sequence[int], top: int =
     return Request(tokens[:-1], params, uuid.uuid4().hex, logprobs_from=len(prompt))
 
 
-def score_requests(tokenizer: Encoder | None, pairs: Iterable[tuple[GivenPrompt, GivenPrompt]]) -> list[Request]:
-    """Returns the request of each pair of a prompt and its continuation; see `split_tokens`."""
-    return [score_request(*split_tokens(tokenizer, as_prompt(prompt), as_prompt(after))) for prompt, after in pairs]
+def score_requests(
+    tokenizer: Encoder | None, pairs: Iterable[tuple[GivenPrompt, GivenPrompt]], adapter: str = ""
+) -> list[Request]:
+    """Returns the request of each pair of a prompt and its continuation, for an adapter; see `split_tokens`."""
+    split = (split_tokens(tokenizer, as_prompt(prompt), as_prompt(after)) for prompt, after in pairs)
+    return [replace(score_request(*both), adapter=adapter) for both in split]
 
 
 def score_of(completion: Completion) -> Score:

@@ -26,12 +26,13 @@ class LiveTable:
     Args:
         scheduler: the engine's scheduler.
         lock: guards the scheduler and all that is kept here.
+        by_adapter: whether samples of one adapter stand together in a step, so that its factors are read once.
     """
 
-    def __init__(self, scheduler: Scheduler, lock: threading.Lock) -> None:
+    def __init__(self, scheduler: Scheduler, lock: threading.Lock, by_adapter: bool = False) -> None:
         self.batch = BatchWriter(scheduler.limits.max_running)
         self.after_events: list[Callable[[], object]] = []
-        self._scheduler, self._lock = scheduler, lock
+        self._scheduler, self._lock, self._by_adapter = scheduler, lock, by_adapter
         self._requests: dict[tuple[str, str], LiveRequest] = {}
         self._cancelled: list[LiveRequest] = []
         self._death: WorkerDied | None = None  # why requests are refused, until the workers start again
@@ -82,7 +83,9 @@ class LiveTable:
         with self._lock:
             if self._is_closing:
                 return None
-            chunks = filter(self.batch.can_write, self._scheduler.schedule())
+            chunks: Iterable[ScheduledChunk] = filter(self.batch.can_write, self._scheduler.schedule())
+            if self._by_adapter:
+                chunks = sorted(chunks, key=lambda chunk: chunk.sample.adapter)
             return [(chunk, self._requests[chunk.sample.request.key]) for chunk in chunks]
 
     def record_step(self, step: StepInFlight) -> None:
@@ -166,6 +169,8 @@ class LiveTable:
                 del self._requests[request.request.key]
         for sample in request.samples:
             self.batch.release(sample)
+        if request.request.lease is not None:
+            request.request.lease.release()
         request.deliver()
 
     def events_sent(self) -> None:

@@ -15,6 +15,7 @@ from ....core.errors import Cancelled, WorkerDied
 from ..job import Job
 from ..step.channel import Frame, error_from, masks_frame, receive, tokens_frame
 from ..step.sampler_output import SamplerOutput
+from .adapter_order import AdapterOrder
 from .process_state import describe_ranks
 from .processes import WorkerProcesses
 from .step_watch import IDLE_SECONDS, LOOK_SECONDS, StepWatch
@@ -161,6 +162,34 @@ class WorkerGroup:
                 self.watch.answered()
                 return SamplerOutput.decode(answer.body)
             self.watch.look(self.process_ids)
+
+    def load_adapter(self, order: AdapterOrder, timeout: float) -> None:
+        """Lets every rank load an adapter, and waits for them; all steps must be answered already.
+
+        Args:
+            order: the adapter and its slot.
+            timeout: the time to load, in seconds.
+
+        Raises:
+            TkError: a rank could not; it has the adapter that the slot had before, or this one.
+            WorkerDied: a rank ended, or did not load in time.
+        """
+        deadline = time.monotonic() + timeout
+        self.watch.rest()
+        self._send(Frame("adapter", asdict(order)), self._connections)
+        waiting, refusal = set(range(len(self._connections))), None
+        while waiting:
+            if time.monotonic() >= deadline:
+                ranks = describe_ranks(self.process_ids)
+                raise WorkerDied(f"The inference workers did not load an adapter in {timeout:g} s: {ranks}.")
+            for rank in self._wait_for_ranks(LOOK_SECONDS):
+                answer = self._receive(rank)
+                if answer.op == "error":
+                    raise WorkerDied(str(error_from(answer)))
+                waiting.discard(rank)
+                refusal = error_from(answer) if answer.op == "refused" else refusal
+        if refusal is not None:
+            raise refusal
 
     def sleep(self) -> None:
         """Returns when `wake` is called, or after a look at the workers, which have nothing to compute.

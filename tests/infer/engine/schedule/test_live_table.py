@@ -3,10 +3,12 @@
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from tk.core.errors import Cancelled, DeadlinePassed, InvalidRequest, WorkerDied
+from tk.infer.engine.request.adapter_lease import AdapterLease
 from tk.infer.engine.request.events import Event, Failed
 from tk.infer.engine.schedule.live_request import LiveRequest
 from tk.infer.engine.schedule.live_table import LiveTable
@@ -94,3 +96,21 @@ def test_a_step_has_the_request_of_each_chunk() -> None:
     planned = requests.schedule()
     assert planned is not None
     assert [(chunk.sample, request) for chunk, request in planned] == [(each.samples[0], each) for each in both]
+
+
+def test_samples_of_one_adapter_stand_together_and_its_hold_ends_with_the_request() -> None:
+    requests, released = LiveTable(Scheduler(Limits(4, 8, 64, 20), 16, 2), threading.Lock(), True), list[str]()
+    for name, slot in (("a", 1), ("b", None), ("c", 0), ("d", 1)):
+        found = named(name)
+        lease = None if slot is None else AdapterLease(slot, "", partial(released.append, name))
+        found.request = replace(found.request, lease=lease)
+        for sample in found.samples:
+            sample.request = found.request
+        requests.add(found)
+    planned = requests.schedule()
+    assert planned is not None
+    assert [request.request.request_id for _, request in planned] == ["b", "c", "a", "d"]
+    for _, request in planned:
+        requests.fail(request, Cancelled("enough"))
+        requests.end(request)
+    assert released == ["c", "a", "d"], "once each"

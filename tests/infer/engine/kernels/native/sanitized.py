@@ -7,17 +7,25 @@ from pathlib import Path
 
 import numpy as np
 
+from tk.checkpoint import Checkpoint
+from tk.core.casts import Array, cast
+from tk.core.dtypes import FP32, DType, by_name
 from tk.infer.engine.job import Job
 from tk.infer.engine.kernels.backend import Backend, DecodedAhead
 from tk.infer.engine.kernels.native import prepare
 from tk.infer.engine.kernels.native.binding import library
+from tk.infer.engine.program.adapters import RankAdapter, UpFactor, WeightAdapter, adapted_matrices
+from tk.infer.engine.program.lower import lower
 from tk.infer.engine.step.channel import NEXT_STEP, Channel, masks_frame, tokens_frame
 from tk.infer.engine.step.running_plan import RunningPlan
 from tk.infer.engine.step.sampling_rows import WITH_CANDIDATES
 from tk.infer.engine.worker.worker import load
+from tk.model.registry import decoder_spec
+from tk.model.stored_config import stored_config
 from tk.tests.infer.engine.kernels.native.products import MODELS, portable
 from tk.tests.infer.sampling_row import SamplingRow, pack
 
+RANK = 5
 FLAGS = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g")
 TOKENS = np.random.default_rng(0).integers(0, 101, 50).astype(np.int32)
 
@@ -38,11 +46,37 @@ def plan(start: int, stop: int, size: int) -> RunningPlan:
 def run(folder: str, dtype: str, kv_dtype: str, weight_dtype: str, instruction_set: str) -> None:
     """Computes a prefill and some decodes, in buffers of just the size that they need; at last without Python."""
     job = Job(folder, "native", dtype, kv_dtype, 20, 0, 16, 37, 1, 0, "", 2, instruction_set, "", weight_dtype)
-    backend = load(job)
+    backend, adapted = load(job), load(replace(job, max_adapters=2, max_adapter_rank=RANK))
+    adapted.set_adapter(1, random_adapter(folder, by_name(dtype)))
     for start, stop in ((0, 37), (37, 38), (38, 40), (40, 43), (43, 50)):
-        assert np.isfinite(backend.logits(plan(start, stop, 16))).all()
-    decode_ahead(backend)
-    backend.close()  # type: ignore[attr-defined]
+        expected = backend.logits(plan(start, stop, 16))
+        assert np.isfinite(expected).all()
+        found = adapted.logits(replace(plan(start, stop, 16), adapters=np.array([1], np.int32)))
+        assert np.isfinite(found).all()
+        assert not np.array_equal(found, expected)
+    for each in (backend, adapted):
+        decode_ahead(each)
+        each.close()  # type: ignore[attr-defined]
+
+
+def random_adapter(folder: str, dtype: DType) -> RankAdapter:
+    """Returns small factors beside every weight, the second one of three rows beside its last outputs."""
+    random = np.random.default_rng(1)
+
+    def drawn(rows: int, columns: int) -> Array:
+        return cast(random.standard_normal((rows, columns), np.float32) / 100, FP32, dtype)
+
+    program = lower(decoder_spec(stored_config(Checkpoint.open(Path(folder)))))
+    return {
+        each.name: WeightAdapter(
+            drawn(RANK + 1, each.in_features),
+            (
+                UpFactor(drawn(each.out_features - 3, RANK), 0, 0, 0.5),
+                UpFactor(drawn(3, 1), each.out_features - 3, RANK, 2),
+            ),
+        )
+        for each in adapted_matrices(program)
+    }
 
 
 def decode_ahead(backend: Backend) -> None:
