@@ -67,7 +67,8 @@ def train(smollm: Path, folder: Path, word: str, layout: dict[str, Any], steps: 
             "log_every": 1,
         },
         "checkpoint": {"dir": str(run)},
-    } | layout
+        **layout,
+    }
     text = f'[[data.sources]]\npath = "{tokens}"\n'
     for name, values in sections.items():
         text += f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
