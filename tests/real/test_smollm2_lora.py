@@ -15,7 +15,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tk.infer import LLM, SamplingParams
 from tk.tests.infer.serve.serving import WAIT_SECONDS, Serving
 
-pytestmark = pytest.mark.real
+pytestmark = [
+    pytest.mark.real,
+    # peft 0.21 asks transformers 5 for an attribute by its old name.
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
 ASKS = Path(__file__).with_name("openai_adapters.py")
 NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana")
 THINGS = ("the code word", "the secret word", "our password", "the word of the day")
