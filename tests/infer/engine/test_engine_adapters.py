@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tk.core.errors import Cancelled, CheckpointError, ConfigError, UnknownAdapter, WorkerDied
+from tk.core.errors import Cancelled, CheckpointError, ConfigError, Overloaded, UnknownAdapter, WorkerDied
 from tk.infer import LLM, AsyncLLM, SamplingParams
 from tk.tests.infer.adapters import make_adapter
 
@@ -48,41 +48,40 @@ def test_a_request_ends_with_the_adapter_that_it_began_with(
     asyncio.run(check())
 
 
-def test_new_workers_load_the_adapters_again_and_lose_those_that_are_gone(
-    model_folder: Callable[[str], Path], tmp_path: Path
+def test_loads_that_fail_change_nothing_and_new_workers_load_what_is_there(
+    model_folder: Callable[[str], Path], tmp_path: Path, llm: LLM
 ) -> None:
     base = model_folder("grouped")
     paths = {name: make_adapter(tmp_path / name, base, seed=seed, rank=4) for seed, name in enumerate(("kept", "gone"))}
-    with LLM(base, adapters=paths, max_restarts=1, kv_blocks=64) as llm:
-        expected = [tokens(llm, name) for name in ("", "kept", "gone")]
+    with pytest.raises(ConfigError, match="has no places for adapters"):
+        llm.load_adapter("kept", paths["kept"])
+    with LLM(base, adapters=paths, max_restarts=1, kv_blocks=64) as served:
+        expected = [tokens(served, name) for name in ("", "kept", "gone")]
         assert len(set(expected)) == 3
-        shutil.rmtree(paths["gone"])
-        assert tokens(llm, "gone") == expected[2], "what is served is held"
-        os.kill(llm.engine.worker_process_ids[0], signal.SIGKILL)
-        while True:
-            try:
-                assert [tokens(llm, name) for name in ("", "kept")] == expected[:2]
-                break
-            except WorkerDied:
-                pass
-        with pytest.raises(UnknownAdapter, match="'gone' is not loaded; loaded are: 'kept'"):
-            tokens(llm, "gone")
-
-
-def test_a_load_that_fails_changes_nothing(model_folder: Callable[[str], Path], tmp_path: Path) -> None:
-    base = model_folder("grouped")
-    path = make_adapter(tmp_path / "a", base, rank=4)
-    with LLM(base, adapters={"a": path}, max_adapters=2, kv_blocks=64) as llm:
-        before = tokens(llm, "a")
         with pytest.raises(CheckpointError, match="holds a model, not an adapter"):
-            llm.load_adapter("a", base)
+            served.load_adapter("kept", base)
         with pytest.raises(ConfigError, match="adapters has ''; a name has"):
-            llm.load_adapter("", path)
-        assert (tokens(llm, "a"), list(llm.engine.adapters.table.in_slots)) == (before, [0])
+            served.load_adapter("", paths["gone"])
+        with pytest.raises(Overloaded, match="All 2 places for adapters are taken"):
+            served.load_adapter("other", paths["gone"])
+        shutil.rmtree(paths["gone"])
+        assert [tokens(served, name) for name in ("", "kept", "gone")] == expected, "what is served is held"
+        check_after_death(served, expected)
     with pytest.raises(Cancelled):
-        llm.load_adapter("b", path)
-    assert list(llm.engine.adapters.table.in_slots) == [0]
-    with LLM(base, kv_blocks=64) as llm, pytest.raises(ConfigError, match="has no places for adapters"):
-        llm.load_adapter("a", path)
+        served.load_adapter("other", paths["kept"])
+    assert list(served.engine.adapters.table.in_slots) == [0]
     with pytest.raises(ConfigError, match="adapters has 2 entries, and max_adapters is 1"):
-        LLM(base, adapters={"a": path, "b": path}, max_adapters=1)
+        LLM(base, adapters=paths, max_adapters=1)
+
+
+def check_after_death(served: LLM, expected: list[tuple[int, ...]]) -> None:
+    """Kills a worker, and checks which adapters the new one has."""
+    os.kill(served.engine.worker_process_ids[0], signal.SIGKILL)
+    while True:
+        try:
+            assert [tokens(served, name) for name in ("", "kept")] == expected[:2]
+            break
+        except WorkerDied:
+            pass
+    with pytest.raises(UnknownAdapter, match="'gone' is not loaded; loaded are: 'kept'"):
+        tokens(served, "gone")
