@@ -3,6 +3,7 @@
 A wrong type would else raise TypeError far from its cause, or pass unseen: a str is a sequence of strings too.
 """
 
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -49,6 +50,13 @@ NUMBER: Final = ArgumentType("a number", _is_number)
 FLAG: Final = ArgumentType("True or False", lambda value: isinstance(value, (bool, np.bool_)))
 TEXT: Final = ArgumentType("a str", lambda value: isinstance(value, str))
 TEXTS: Final = ArgumentType("a tuple or list of str", _are(TEXT.accepts))
+PATHS_BY_TEXT: Final = ArgumentType(
+    "a dict from str to paths",
+    lambda value: (
+        isinstance(value, Mapping)
+        and all(isinstance(k, str) and isinstance(v, (str, os.PathLike)) for k, v in value.items())
+    ),
+)
 INTEGERS: Final = ArgumentType("a tuple or list of integers", _are(_is_integer))
 NUMBERS_BY_INTEGER: Final = ArgumentType(
     "a dict from integers to numbers",

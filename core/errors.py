@@ -14,6 +14,7 @@
     |- RequestError             exit 2   INVALID_ARGUMENT
     |  |- InvalidRequest                                       a field with a value that cannot be served
     |  |- PromptTooLong                                        more tokens than the model or the cache can hold
+    |  |- UnknownAdapter        exit 2   NOT_FOUND             a name that no loaded adapter has
     |  |- Cancelled             exit 1   CANCELLED             a request that its caller cancelled
     |  `- DeadlinePassed        exit 1   DEADLINE_EXCEEDED     a request that its deadline ended
     |- Overloaded               exit 1   RESOURCE_EXHAUSTED    a full queue; try again later
@@ -154,6 +155,12 @@ class InvalidRequest(RequestError):
 
 class PromptTooLong(InvalidRequest):
     """A prompt that, with its new tokens, can never fit the model's length or the KV cache."""
+
+
+class UnknownAdapter(RequestError):
+    """A request for an adapter that is not loaded."""
+
+    grpc_status = "NOT_FOUND"
 
 
 class Cancelled(RequestError):

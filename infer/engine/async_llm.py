@@ -86,13 +86,18 @@ class AsyncLLM:
         prompts: GivenPrompts,
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         cache: CacheOptions | None = None,
+        adapter: str = "",
     ) -> list[Completion]:
         """Returns one Completion per prompt, in order; arguments and errors are those of `LLM.generate`."""
-        requests = as_requests(prompts, params, cache)
+        requests = as_requests(prompts, params, cache, adapter)
         return await self._complete(await self._prepared(requests))
 
     async def stream(
-        self, prompt: GivenPrompt, params: SamplingParams | None = None, cache: CacheOptions | None = None
+        self,
+        prompt: GivenPrompt,
+        params: SamplingParams | None = None,
+        cache: CacheOptions | None = None,
+        adapter: str = "",
     ) -> AsyncGenerator[Delta, None]:
         """Yields the Deltas of one prompt; a slow reader gets several tokens in one.
 
@@ -104,10 +109,30 @@ class AsyncLLM:
             WorkerDied: a worker has died.
             Cancelled: the model was closed.
         """
-        with self._running(await self._prepared([as_request(prompt, params, cache)])) as [events]:
+        with self._running(await self._prepared([as_request(prompt, params, cache, adapter)])) as [events]:
             async for event in events:
                 if isinstance(event, Delta):
                     yield event
+
+    async def load_adapter(self, name: str, path: str | Path) -> None:
+        """Loads an adapter under a name, also one that another adapter has: requests that run end with theirs.
+
+        Args:
+            name: the name by which requests ask for it.
+            path: a step folder, a run folder or a folder of PEFT.
+
+        Raises:
+            TkError: see `EngineAdapters.load`.
+        """
+        await asyncio.to_thread(self.engine.adapters.load, name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        """Takes an adapter's name away; its room is free when the last request that uses it has ended.
+
+        Raises:
+            UnknownAdapter: no loaded adapter has the name.
+        """
+        self.engine.adapters.unload(name)
 
     @overload
     async def score(self, prompt: str | Sequence[int], continuation: str | Sequence[int]) -> Score: ...  # type: ignore[overload-overlap]  # a str is one text

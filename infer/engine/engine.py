@@ -15,6 +15,7 @@ from ...core.defects import known_or_defect
 from ...core.errors import Cancelled, TkError, WorkerDied
 from ...core.home_process import HomeProcess
 from ...text.tokenizer import Tokenizer
+from .engine_adapters import EngineAdapters
 from .grammar.compiler import Grammars
 from .job import threads_per_rank
 from .options import EngineOptions
@@ -45,6 +46,7 @@ class Engine:
         info: the description of the model.
         source: the opened checkpoint, and the decisions about serving it.
         statistics: the load, and the blocks of the cache.
+        adapters: the loaded adapters, and the loading of others.
     """
 
     def __init__(self, source: ModelSource, processes: WorkerProcesses) -> None:
@@ -61,6 +63,7 @@ class Engine:
         watch = StepWatch(options.step_timeout, self._availability.report)
         self._workers = WorkerGroup(processes, watch, self._live.end_unwanted)
         self._loop = StepLoop(self._live, self._workers)
+        self.adapters = EngineAdapters(source, self._workers, self._loop)
         self._ready: Future[str] = Future()  # the kernels of the workers
         self._thread = threading.Thread(target=self._run, args=(scheduler,), name="tk-engine", daemon=True)
         self._thread.start()
@@ -142,13 +145,21 @@ class Engine:
             PromptTooLong: prompt and new tokens can never fit.
             DeadlinePassed: the first token is not expected before the deadline.
             Overloaded: the queue is full.
+            UnknownAdapter: the request is for an adapter that is not loaded.
             WorkerDied: a worker has died.
             Cancelled: the engine is closed.
         """
         self.home.require()
         check_servable(request, self.info, self.tokenizer is not None)
         request = with_grammar(request, self.grammars)
-        self._live.add(LiveRequest(request, next(self._arrivals), self.source, on_event))
+        lease = self.adapters.table.hold(request.adapter) if request.adapter else None
+        try:
+            live = LiveRequest(replace(request, lease=lease), next(self._arrivals), self.source, on_event)
+            self._live.add(live)
+        except BaseException:
+            if lease is not None:
+                lease.release()
+            raise
         self._workers.wake()
 
     def abort(self, request_id: str, principal: str = "") -> bool:
@@ -188,6 +199,7 @@ class Engine:
         options, memory = self.source.options, self.source.memory
         try:
             kernels = self._workers.start(self.source.job(), options.start_timeout)
+            self.adapters.start()
             measure_steps(self._workers, self._live.batch, scheduler, memory, options)
             self._ready.set_result(kernels)
             turn_with_restarts(self._loop.turn, self._start_again, self._fail_all, options.max_restarts)
@@ -201,6 +213,7 @@ class Engine:
         """Starts the workers again, with the weights of before; returns the seconds that it took."""
         self._loop.forget()
         seconds = self._workers.restart(self.source.job(), self.source.options.start_timeout)
+        self.adapters.start_again()
         self._live.revive()
         self._availability.report(None)
         return seconds
@@ -208,6 +221,7 @@ class Engine:
     def _end(self, error: TkError) -> None:
         """Fails the live requests, and only then ends the workers, which can take seconds."""
         self._live.close()
+        self.adapters.end(error)
         started = self._ready.done()
         try:
             self._fail_all(error)

@@ -21,6 +21,7 @@ class Job:
         weight_dtype: see EngineOptions, resolved: the name of a dtype, or "int8" or "int4".
         num_twins: see `CacheShape`.
         on_gpus: whether each rank computes on the GPU of its number; else on the CPU.
+        max_adapters, max_adapter_rank: see EngineOptions; the first is resolved.
         log: how the engine's process shows its log, and so the worker's: see `shown_format`.
     """
 
@@ -42,6 +43,8 @@ class Job:
     num_twins: int = 0
     on_gpus: bool = False
     log: str = ""
+    max_adapters: int = 0
+    max_adapter_rank: int = 0
 
 
 def threads_per_rank(tp: int, wanted: int | None = None) -> int:

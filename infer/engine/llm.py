@@ -62,6 +62,7 @@ class LLM:
         prompts: GivenPrompts,
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         cache: CacheOptions | None = None,
+        adapter: str = "",
     ) -> list[Completion]:
         """Returns one Completion per prompt, in order; the engine computes them together.
 
@@ -69,16 +70,21 @@ class LLM:
             prompts: a sequence of prompts, each a str, a list of token ids or a Conversation; one alone is one prompt.
             params: one SamplingParams for all prompts, or one per prompt; None = the defaults.
             cache: the use of the prefix cache; None = the defaults.
+            adapter: the name of a loaded adapter; "" = none.
 
         Raises:
             InvalidRequest: a prompt or a value cannot be served; all requests of the call are then ended.
             WorkerDied: a worker has died.
         """
-        requests = as_requests(prompts, params, cache)
+        requests = as_requests(prompts, params, cache, adapter)
         return self._complete([tokenized(request, self.engine.tokenizer) for request in requests])
 
     def stream(
-        self, prompt: GivenPrompt, params: SamplingParams | None = None, cache: CacheOptions | None = None
+        self,
+        prompt: GivenPrompt,
+        params: SamplingParams | None = None,
+        cache: CacheOptions | None = None,
+        adapter: str = "",
     ) -> Iterator[Delta]:
         """Yields the Deltas of one prompt as they are computed; leaving the iterator early ends the request.
 
@@ -86,7 +92,27 @@ class LLM:
             InvalidRequest: the prompt or a value cannot be served.
             WorkerDied: a worker has died.
         """
-        return self._stream(tokenized(as_request(prompt, params, cache), self.engine.tokenizer))
+        return self._stream(tokenized(as_request(prompt, params, cache, adapter), self.engine.tokenizer))
+
+    def load_adapter(self, name: str, path: str | Path) -> None:
+        """Loads an adapter under a name, also one that another adapter has: requests that run end with theirs.
+
+        Args:
+            name: the name by which requests ask for it.
+            path: a step folder, a run folder or a folder of PEFT.
+
+        Raises:
+            TkError: see `EngineAdapters.load`.
+        """
+        self.engine.adapters.load(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        """Takes an adapter's name away; its room is free when the last request that uses it has ended.
+
+        Raises:
+            UnknownAdapter: no loaded adapter has the name.
+        """
+        self.engine.adapters.unload(name)
 
     @overload
     def score(self, prompt: str | Sequence[int], continuation: str | Sequence[int]) -> Score: ...  # type: ignore[overload-overlap]  # a str is one text

@@ -1,13 +1,13 @@
 """The options of an engine: the checkpoint, the number of ranks, the size of the cache, the limits on requests."""
 
-from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from operator import ge, gt
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from ...core.argument_types import FLAG, INTEGER, NUMBER, TEXT, TEXTS, wrong_type
+from ...core.argument_types import FLAG, INTEGER, NUMBER, PATHS_BY_TEXT, TEXT, TEXTS, wrong_type
 from ...core.dtypes import COMPUTE_NAMES
 from ...core.errors import ConfigError
 from .kv_formats import KV_DTYPES
@@ -24,7 +24,9 @@ _TYPES: Final = MappingProxyType(
         "prefix_cache": FLAG,
         **dict.fromkeys(("max_step_ms", "slow_step_ms", "step_timeout"), NUMBER | None),
         "start_timeout": NUMBER,
-        "max_restarts": INTEGER,
+        **dict.fromkeys(("max_restarts", "max_adapter_rank"), INTEGER),
+        "max_adapters": INTEGER | None,
+        "adapters": PATHS_BY_TEXT,
         "served_model_names": TEXTS,
     }
 )
@@ -32,7 +34,8 @@ _TYPES: Final = MappingProxyType(
 _BOUNDS: Final = (
     (ge, 1, "1 or more", ("tp", "kv_blocks", "kv_memory", "threads", "max_model_len", "max_running")),
     (ge, 1, "1 or more", ("max_batched_tokens", "max_queued_tokens", "quota_sequences", "quota_tokens")),
-    (ge, 0, "0 or more", ("max_queued", "max_restarts", "speculate")),
+    (ge, 1, "1 or more", ("max_adapter_rank",)),
+    (ge, 0, "0 or more", ("max_queued", "max_restarts", "speculate", "max_adapters")),
     (gt, 0, "more than 0 milliseconds", ("max_step_ms", "slow_step_ms")),
     (gt, 0, "more than 0 seconds", ("step_timeout",)),
 )
@@ -84,6 +87,11 @@ class EngineOptions:
         max_restarts: how often the engine starts its workers again after one has died; the requests of that time fail.
         served_model_names: the names by which requests may ask for the model, the first of which answers have; none =
             the name of the run or folder.
+        adapters: low-rank adapters to load at start, each a step folder, a run folder or a folder of PEFT, by the names
+            under which requests ask for them.
+        max_adapters: the number of adapters that may be loaded at the same time, those included that a name no longer
+            has and requests still use; None = as many as `adapters` has.
+        max_adapter_rank: the largest rank of a factor of an adapter.
     """
 
     checkpoint: Path
@@ -112,6 +120,14 @@ class EngineOptions:
     step_timeout: float | None = None
     max_restarts: int = 0
     served_model_names: Sequence[str] = ()
+    adapters: Mapping[str, Path | str] = field(default_factory=dict)
+    max_adapters: int | None = None
+    max_adapter_rank: int = 64
+
+    @property
+    def num_adapter_slots(self) -> int:
+        """The number of adapters that may be loaded at the same time."""
+        return len(self.adapters) if self.max_adapters is None else self.max_adapters
 
     def validate(self) -> None:
         """Checks the options as far as possible without a model.
@@ -131,7 +147,12 @@ class EngineOptions:
             value = getattr(self, name)
             if value not in ("auto", *known):
                 raise ConfigError(f"{name} = {value!r}; use one of auto, {', '.join(known)}.")
-        _check_names(self.served_model_names)
+        check_names("served_model_names", self.served_model_names)
+        check_names("adapters", tuple(self.adapters))
+        if len(self.adapters) > self.num_adapter_slots:
+            raise ConfigError(
+                f"adapters has {len(self.adapters)} entries, and max_adapters is {self.max_adapters}; raise it."
+            )
         if self.block_size < 1 or ATTENTION_TILE % self.block_size:
             raise ConfigError(f"block_size = {self.block_size}; it must be a power of two up to {ATTENTION_TILE}.")
         if self.max_running > self.max_batched_tokens:
@@ -143,12 +164,13 @@ class EngineOptions:
             raise ConfigError("kv_blocks and kv_memory both set the size of the KV cache; give only one of them.")
 
 
-def _check_names(names: Sequence[str]) -> None:
+def check_names(option: str, names: Sequence[str]) -> None:
+    """Raises ConfigError unless each name of an option can be printed, and is given once."""
     for name in names:
         if not name.isprintable() or name != name.strip() or not 1 <= len(name) <= MAX_NAME:
             raise ConfigError(
-                f"served_model_names has {name[:40]!r}; a name has 1 to {MAX_NAME} characters that can be printed, and "
+                f"{option} has {name[:40]!r}; a name has 1 to {MAX_NAME} characters that can be printed, and "
                 "no space at its ends."
             )
     if len(set(names)) < len(names):
-        raise ConfigError(f"served_model_names = {', '.join(names)[:200]} has a name twice; give each once.")
+        raise ConfigError(f"{option} = {', '.join(names)[:200]} has a name twice; give each once.")

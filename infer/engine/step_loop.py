@@ -6,6 +6,8 @@ the first of them that may follow is the token that the mask would lead to. Only
 """
 
 import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -30,12 +32,20 @@ class StepLoop:
     def __init__(self, live: LiveTable, workers: WorkerGroup) -> None:
         self._live, self._workers = live, workers
         self._in_flight: StepInFlight | None = None
+        self._errands: deque[Callable[[], object]] = deque()
         self._begun = 0.0  # when the workers began to compute it
         self._consumed: float | None = None  # when they had computed the one before; None: they had nothing to do
 
     def forget(self) -> None:
         """Forgets the step in flight, of workers that are dead."""
         self._in_flight = None
+
+    def between_steps(self, errand: Callable[[], object]) -> None:
+        """Lets the next turn call a function when no step is in flight, from any thread; it must not raise TkError.
+
+        The caller wakes the thread.
+        """
+        self._errands.append(errand)
 
     def turn(self) -> bool:
         """Sends the next step, consumes the results of the one before it, or sleeps if there is neither.
@@ -44,9 +54,11 @@ class StepLoop:
         in flight touches can be given away. Only one with proposals is consumed first. Returns False at the end.
         """
         before, self._in_flight = self._in_flight, None
-        if before is not None and before.has_proposals:
+        if before is not None and (before.has_proposals or self._errands):
             self._consume(before)
             before = None
+        while self._errands:
+            self._errands.popleft()()
         self._live.end_unwanted()
         planned = self._live.schedule()
         if planned is None:

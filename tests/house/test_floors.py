@@ -50,10 +50,11 @@ FLOORS: dict[str, dict[str, int]] = {
         "schedule": 6,
         "worker": 7,
         "step_loop": 8,
-        "engine": 9,
-        "llm": 10,
-        "async_llm": 10,
-        "perplexity": 11,
+        "engine_adapters": 9,
+        "engine": 10,
+        "llm": 11,
+        "async_llm": 11,
+        "perplexity": 12,
     },
     "infer/engine/kernels": {"sampler": 0, "loading": 0, "backend": 1, "aten": 2, "native": 2},
     "infer/engine/kernels/native": {"binding": 0},
@@ -111,8 +112,8 @@ FLOORS: dict[str, dict[str, int]] = {
 }
 # The modules that compute. All other modules, policies and clients among them, work without a deep-learning stack.
 COMPUTE: dict[str, str] = {
-    "infer.engine.kernels.aten": "experts interpreter kv_cache model_runner online_softmax paged_attention "
-    "pages prepare prepared_weights row_tiles",
+    "infer.engine.kernels.aten": "adapted_products experts interpreter kv_cache model_runner "
+    "online_softmax paged_attention pages prepare prepared_weights row_tiles",
     "model": "activation attention balance decoder init loading mlp norm peers placement recompute rope",
     "model.experts": "adapted experts mixture router shared spreads token_pairs",
     "parallel": "adapters coded_weight collectives functions grouped_products head_loss held_weight host layers linear "

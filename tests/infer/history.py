@@ -1,10 +1,13 @@
 """Greedy decoding without processes that keeps every token's logits, to compare two schedules."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
 from tk.infer.engine.kernels.backend import Backend
+from tk.infer.engine.request.adapter_lease import AdapterLease
 from tk.infer.engine.schedule.batch_writer import BatchWriter
 from tk.infer.engine.schedule.samples.proposer import Proposer
 from tk.infer.engine.schedule.samples.sample import UNKNOWN, Sample, Status
@@ -38,6 +41,7 @@ class History:
         proposer: returns what makes the proposals for a prompt, by its number.
         num_twins: the number of twins of blocks that the backend has (see `CacheShape`).
         num_samples: the samples of each prompt; without noise they are the same.
+        leases: the holds of prompts on their adapters, by their numbers.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class History:
         proposer: Callable[[int], Proposer | None] = lambda number: None,
         num_twins: int = 0,
         num_samples: int = 1,
+        leases: Mapping[int, AdapterLease] = MappingProxyType({}),
     ) -> None:
         self.runner = runner
         self.prompts = prompts
@@ -64,17 +69,21 @@ class History:
         self.accepted = self.rejected = self.in_vain = 0
         self.proposer = proposer
         self.num_samples = num_samples
+        self.leases = leases
         self.forks = 0
 
     def run(self, which: Sequence[int]) -> "History":
         """Greedy decoding of those prompts together."""
         for i in which:
             longest = len(self.prompts[i]) + self.num_new + self.ahead
-            every_sample = range(self.num_samples)
+            lease, root = self.leases.get(i), b""
+            if lease is not None:
+                root = lease.digest.encode()
+            options: dict[str, Any] = {"root": root, "lease": lease, "principal": f"p{i % 2}"}
             self.policy.add(
                 [
-                    new_sample(i, self.prompts[i], longest, index=n, proposer=self.proposer(i), principal=f"p{i % 2}")
-                    for n in every_sample
+                    new_sample(i, self.prompts[i], longest, index=n, proposer=self.proposer(i), **options)
+                    for n in range(self.num_samples)
                 ]
             )
         flights: list[tuple[bytes, list[tuple[Sample, int, int | None]]]] = []

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ....core.casts import Array
+from ..program.adapters import RankAdapter
 from ..step.channel import Channel
 from ..step.running_plan import RunningPlan
 from ..step.sampler_output import SamplerOutput
@@ -72,6 +73,15 @@ class Backend(Protocol):
             channel: the rank's socket to the engine.
         """
         return None
+
+    def set_adapter(self, slot: int, adapter: RankAdapter) -> None:
+        """Keeps an adapter in a slot, in place of the one that it had: steps compute with it from now on.
+
+        Args:
+            slot: a number below `Job.max_adapters`.
+            adapter: the rank's part of the adapter, in the dtype of the job.
+        """
+        raise AssertionError("a backend that serves adapters has a method of its own")
 
     def logits(self, plan: RunningPlan) -> Array:
         """Computes a step as `step` does; returns the raw logits of its rows on every rank: fp32 [R, vocab_size]."""

@@ -20,6 +20,7 @@ from ..kernels.aten import sizes as aten
 from ..kernels.native import sizes as native
 from ..kv_formats import BlockBytes, CacheShape, kv_format
 from ..options import EngineOptions
+from ..program.adapters import adapter_bytes
 from ..program.lower import lower, serving_slices
 from ..program.quantization import groupings
 
@@ -42,6 +43,8 @@ class MemoryPlan:
         max_model_len: the largest number of tokens of a sequence.
         max_batched_tokens: the largest number of tokens of a step.
         buffer_bytes: the bytes of activations, logits and scratch of such a step, on one rank.
+        max_adapters, max_adapter_rank: the number of adapters that may be loaded, and their largest rank.
+        adapter_bytes: the bytes of so many adapters of that rank, beside every linear layer, on one rank.
     """
 
     tp: int
@@ -56,6 +59,9 @@ class MemoryPlan:
     max_model_len: int
     max_batched_tokens: int
     buffer_bytes: int
+    max_adapters: int = 0
+    max_adapter_rank: int = 0
+    adapter_bytes: int = 0
 
     @property
     def kv_bytes(self) -> int:
@@ -69,13 +75,16 @@ class MemoryPlan:
 
     @property
     def total_bytes(self) -> int:
-        """The bytes of weights, cache and buffers on one rank; the process itself, with its libraries, comes on top."""
-        return self.weight_bytes + self.kv_bytes + self.buffer_bytes
+        """The bytes of weights, adapters, cache and buffers of a rank; the process and its libraries come on top."""
+        return self.weight_bytes + self.adapter_bytes + self.kv_bytes + self.buffer_bytes
 
     def table(self) -> str:
         """Formats the plan as text, one line per part."""
+        note = f"up to {self.max_adapters} of rank {self.max_adapter_rank}"
+        adapters = [("adapters", self.dtype, self.adapter_bytes, note)] if self.max_adapters else []
         lines = (
             ("weights", self.weight_dtype, self.weight_bytes, ""),
+            *adapters,
             ("KV cache", self.kv_dtype, self.kv_bytes, f"{self.num_blocks} blocks of {self.block_size} tokens"),
             ("buffers", "", self.buffer_bytes, f"for {self.max_batched_tokens} tokens per step"),
             ("total", "", self.total_bytes, f"on each of {self.tp} ranks"),
@@ -111,10 +120,12 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
     program = lower(spec, options.tp, 0, serving_slices(spec, options.tp, dtype))
     threads = threads_per_rank(options.tp, options.threads)
     sizes, cache = aten if options.kernels == "aten" else native, CacheShape(0, options.block_size, kv_dtype)
-    beside = sizes.buffer_bytes(program, cache, options.max_batched_tokens, threads, weight_dtype)
+    slots, rank = options.num_adapter_slots, options.max_adapter_rank if options.num_adapter_slots else 0
+    adapters = slots * adapter_bytes(program, rank, dtypes.by_name(dtype).itemsize)
+    beside = sizes.buffer_bytes(program, cache, options.max_batched_tokens, threads, weight_dtype, rank)
     room, place = _room(options)
     block, num_twins = sizes.block_bytes(program, cache), _twins_needed(options)
-    num_blocks = _num_blocks(options, room - weight_bytes - beside, block, longest)
+    num_blocks = _num_blocks(options, room - weight_bytes - adapters - beside, block, longest)
     _check_length(config, options, num_blocks)
     plan = MemoryPlan(
         tp=options.tp,
@@ -129,6 +140,9 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
         max_model_len=min(longest, num_blocks * options.block_size),
         max_batched_tokens=options.max_batched_tokens,
         buffer_bytes=beside,
+        max_adapters=slots,
+        max_adapter_rank=rank,
+        adapter_bytes=adapters,
     )
     _check_room(plan, room, place)
     return plan
@@ -214,11 +228,13 @@ def _num_blocks(options: EngineOptions, room_left: int, block: BlockBytes, longe
 def _check_room(plan: MemoryPlan, room: int, place: str) -> None:
     needed = plan.total_bytes
     if needed > room:
+        count, size = plan.max_adapters, format_bytes(plan.adapter_bytes)
+        adapters = f" {count} adapters of rank {plan.max_adapter_rank} ({size})," if count else ""
         raise ConfigError(
-            f"Weights ({format_bytes(plan.weight_bytes)}), KV cache ({format_bytes(plan.kv_bytes)}) and buffers "
-            f"({format_bytes(plan.buffer_bytes)}) of a rank take "
-            f"{format_bytes(needed)}, and {place} has {format_bytes(room)} free. Lower kv_memory or "
-            "kv_blocks, or choose a smaller model."
+            f"Weights ({format_bytes(plan.weight_bytes)}),{adapters} KV cache ({format_bytes(plan.kv_bytes)}) and "
+            f"buffers ({format_bytes(plan.buffer_bytes)}) of a rank take {format_bytes(needed)}, and {place} has "
+            f"{format_bytes(room)} free. Lower kv_memory or kv_blocks{' or max_adapters' if adapters else ''}, or "
+            "choose a smaller model."
         )
 
 

@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +18,7 @@ from ....checkpoint.format.manifest import MANIFEST
 from ....core import dtypes
 from ....core.console_log import shown_format
 from ....core.errors import ConfigError
+from ....core.given_paths import as_path
 from ....core.machine_memory import free_memory
 from ....core.progress import format_bytes
 from ....model.config import ModelConfig
@@ -29,6 +30,7 @@ from ..job import Job, threads_per_rank
 from ..options import EngineOptions
 from ..request.events import ModelInfo
 from ..request.sampling_params import MAX_TOP_LOGPROBS
+from .adapter_source import AdapterSource
 from .memory_plan import MemoryPlan, on_gpus, plan_memory
 
 API_REVISION: Final = 6  # the revision of tk.v1, raised with every addition to the wire
@@ -46,6 +48,7 @@ class ModelSource:
         grammars: the grammars of constraints over its vocabulary.
         text_digests: the SHA-256 of each file that decides how texts become tokens, and which tokens end them.
         info: the description of the model.
+        adapters: the adapters that are loaded at start, by name.
     """
 
     options: EngineOptions
@@ -56,6 +59,7 @@ class ModelSource:
     grammars: Grammars
     text_digests: Mapping[str, str]
     info: ModelInfo
+    adapters: Mapping[str, AdapterSource] = field(default_factory=dict)
 
     @staticmethod
     def open(options: EngineOptions, beside: "ModelSource | None" = None) -> "ModelSource":
@@ -105,7 +109,11 @@ class ModelSource:
             created=_created(checkpoint),
         )
         grammars = Grammars(tokenizer, info.vocab_size, info.eos_token_ids) if alike is None else alike.grammars
-        return ModelSource(options, checkpoint, config, memory, tokenizer, grammars, digests, info)
+        adapters = {
+            name: AdapterSource.open(as_path(each), checkpoint, config, memory)
+            for name, each in options.adapters.items()
+        }
+        return ModelSource(options, checkpoint, config, memory, tokenizer, grammars, digests, info, adapters)
 
     def job(self) -> Job:
         """Returns the job that every worker receives, as that of rank 0."""
@@ -125,6 +133,8 @@ class ModelSource:
             num_twins=self.memory.num_twins,
             on_gpus=on_gpus(self.options),
             log=shown_format(),
+            max_adapters=self.memory.max_adapters,
+            max_adapter_rank=self.memory.max_adapter_rank,
         )
 
 

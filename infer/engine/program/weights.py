@@ -1,6 +1,6 @@
 """The load of a program's parameters from a checkpoint of any layout, as numpy arrays, without torch."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from threading import Lock
 from typing import TypeAlias
 
@@ -15,7 +15,6 @@ from ....core.dtypes import FP32, DType
 from ....core.local_params import LocalParam
 from ....core.tensors import Table
 from ....model.stored_tensors import check_tensors, check_ties
-from .lower import Program
 
 TakeParam: TypeAlias = Callable[[LocalParam, Array], object]
 # `load_params` with its first arguments set: it receives `take`, `peers` and `threads`.
@@ -23,7 +22,7 @@ LoadParams: TypeAlias = Callable[[TakeParam, Peers, int], None]
 
 
 def load_params(
-    program: Program,
+    params: Sequence[LocalParam],
     table: Table,
     checkpoint: Checkpoint,
     dtype: DType,
@@ -39,7 +38,7 @@ def load_params(
     checkpoint has them.
 
     Args:
-        program: the rank's program.
+        params: the rank's parameters.
         table: the tensors of the whole model.
         checkpoint: the checkpoint to read.
         dtype: the dtype of the arrays; bf16 arrives as bit patterns in uint16.
@@ -52,7 +51,7 @@ def load_params(
         ShapeMismatch: the checkpoint's tensors are not this model's.
         ShardCorrupt: stored bytes do not match their checksum.
     """
-    places = [(param, piece) for param in program.params for piece in param.pieces]
+    places = [(param, piece) for param in params for piece in param.pieces]
     check_tensors([piece.tensor for _, piece in places], checkpoint)
     check_ties(table, checkpoint)
     dtypes = [FP32 if param.name in wide else dtype for param, _ in places]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from ....core.argument_types import FLAG, TEXT, wrong_type
 from ....core.errors import InvalidRequest
 from ..grammar.grammar import Grammar
+from .adapter_lease import AdapterLease
 from .events import ModelInfo
 from .prompts import (
     Encoder,
@@ -59,6 +60,7 @@ class Request:
         params: the sampling options, which the engine validates at submission.
         request_id: the request's name, unique among the live requests of its principal; "" = a server makes one.
         model: the name of the model that the caller wants; "" = any.
+        adapter: the name of the adapter that the caller wants; "" = none.
         special_tokens: whether the tokenizer's special tokens are added to a text.
         priority: requests with higher values run first; above 0 it needs the role admin of a server.
         deadline: the value of time.monotonic() after which the caller no longer waits for the answer, or None.
@@ -70,6 +72,7 @@ class Request:
             They share no cached prefixes, and each has request ids of its own.
         weight: the principal's weight, above 0: twice the weight, twice the share.
         grammar: the grammar of `params.constraint`; None = none, or `Engine.submit` builds it.
+        lease: the hold on the adapter of that name, which `Engine.submit` takes and the request's end releases.
         is_checked: whether the prompt comes from `checked_prompt`; else `Engine.submit` looks at every token id.
     """
 
@@ -87,6 +90,8 @@ class Request:
     weight: float = 1.0
     grammar: Grammar | None = None
     is_checked: bool = False
+    adapter: str = ""
+    lease: AdapterLease | None = None
 
     @property
     def key(self) -> tuple[str, str]:
@@ -105,13 +110,16 @@ class Request:
         return self.prompt
 
 
-def as_request(prompt: GivenPrompt, params: SamplingParams | None, cache: CacheOptions | None) -> Request:
+def as_request(
+    prompt: GivenPrompt, params: SamplingParams | None, cache: CacheOptions | None, adapter: str = ""
+) -> Request:
     """Returns a request with an id of its own.
 
     Args:
         prompt: a str, token ids or a Conversation.
         params: the sampling options; None = the defaults.
         cache: the use of the prefix cache; None = the defaults.
+        adapter: the name of an adapter; "" = none.
 
     Raises:
         InvalidRequest: an argument has the wrong type.
@@ -120,11 +128,17 @@ def as_request(prompt: GivenPrompt, params: SamplingParams | None, cache: CacheO
         raise InvalidRequest(f"params is {described(params)}; it must be a SamplingParams.")
     if not isinstance(cache, CacheOptions | None):
         raise InvalidRequest(f"cache is {described(cache)}; it must be a CacheOptions, or None.", field="cache")
-    return Request(as_prompt(prompt), params or SamplingParams(), uuid.uuid4().hex, cache=cache or CacheOptions())
+    if not isinstance(adapter, str):
+        raise InvalidRequest(f"adapter is {described(adapter)}; it must be a str.", field="adapter")
+    options, use, name = params or SamplingParams(), cache or CacheOptions(), uuid.uuid4().hex
+    return Request(as_prompt(prompt), options, name, cache=use, adapter=adapter)
 
 
 def as_requests(
-    prompts: GivenPrompts, params: SamplingParams | Sequence[SamplingParams] | None, cache: CacheOptions | None
+    prompts: GivenPrompts,
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    cache: CacheOptions | None,
+    adapter: str = "",
 ) -> list[Request]:
     """Returns a request for each prompt; the arguments are those of `LLM.generate`.
 
@@ -132,7 +146,8 @@ def as_requests(
         InvalidRequest: see `as_request`; or there are not as many `params` as prompts.
     """
     given = as_prompts(prompts)
-    return [as_request(prompt, each, cache) for prompt, each in zip(given, as_params(params, len(given)), strict=True)]
+    pairs = zip(given, as_params(params, len(given)), strict=True)
+    return [as_request(prompt, each, cache, adapter) for prompt, each in pairs]
 
 
 def tokenized(request: Request, tokenizer: Encoder | None) -> Request:

@@ -170,6 +170,7 @@ class BatchWriter:
             stopping = list(sample.output.stopping) if params.min_new_tokens else []  # banned until then
             counted = count_tokens(sample)
             row["slot"], row["seed"], row["sample_index"] = number, sample.seed, sample.index
+            row["adapter"] = sample.adapter
             row["num_top"] = NO_LOGPROBS if params.logprobs is None else params.logprobs
             row["num_bias"], row["num_banned"] = len(params.logit_bias), len(stopping)
             row["num_counts"] = -1 if counted is None else len(counted)

@@ -179,6 +179,7 @@ def _samples(request: Request, arrival: int, source: ModelSource, eos_token_ids:
         model=cache_fingerprint(info),
         principal=request.principal,
         salt=request.cache.salt,
+        adapter="" if request.lease is None else request.lease.digest,
         request=arrival if is_private else -1,
     )
     keys: list[BlockKey] = []

@@ -166,6 +166,8 @@ class LiveTable:
                 del self._requests[request.request.key]
         for sample in request.samples:
             self.batch.release(sample)
+        if request.request.lease is not None:
+            request.request.lease.release()
         request.deliver()
 
     def events_sent(self) -> None:

@@ -110,9 +110,9 @@ def receive(connection: socket.socket, wait: Callable[[], object] = no_wait) -> 
     return Frame(op.decode().rstrip(), values, rest[num_values:] if num_values else rest)
 
 
-def error_frame(error: TkError) -> Frame:
-    """Packs an error for the engine."""
-    return Frame("error", {"error": pack(error)})
+def error_frame(error: TkError, op: str = "error") -> Frame:
+    """Packs an error for the engine: the worker's end, or what it refused to do."""
+    return Frame(op, {"error": pack(error)})
 
 
 def error_from(frame: Frame) -> TkError:

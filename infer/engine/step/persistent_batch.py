@@ -6,14 +6,14 @@ import numpy as np
 
 from ....core.casts import Array
 from ....core.integers import ceil_div
-from .running_plan import RunningPlan
+from .running_plan import NO_ADAPTER, RunningPlan
 from .sampling_rows import OPTION_COLUMNS, SampledRows, SamplingRows
 from .slot_entries import SlotEntries
 from .step_message import NextTokens, StepMessage
 
-# The columns of a slot; SamplingRows has them per row.
+# The columns of a slot; SamplingRows has them per row, but for the adapter.
 _OPTIONS: Final = {
-    **dict.fromkeys(("num_top", "sample_index"), "<i4"),
+    **dict.fromkeys(("adapter", "num_top", "sample_index"), "<i4"),
     **OPTION_COLUMNS,
     "seed": "<u8",
 }
@@ -92,7 +92,13 @@ class PersistentBatch:
             twins=message.twins,
             forks=message.forks[:, 2:],
             generation=generation,
+            adapters=self._adapters_of(slot),
         )
+
+    def _adapters_of(self, slot: Array) -> Array:
+        """Returns the adapters of slots; none at all if no slot has one."""
+        found = self._options["adapter"][slot]
+        return found if int(found.max(initial=NO_ADAPTER)) != NO_ADAPTER else found[:0]
 
     def _open(self, message: StepMessage) -> None:
         if not len(message.opened):
@@ -136,7 +142,7 @@ class PersistentBatch:
             target=np.full(len(sampled.slot), -1, np.int32),
             new_number=sampled.number,
             mask=sampled.mask,
-            **{name: column[sampled.slot] for name, column in self._options.items()},
+            **{name: column[sampled.slot] for name, column in self._options.items() if name != "adapter"},
             **self._entries.columns(sampled, tokens),
         )
         self._places = np.arange(len(sampled.slot), dtype=np.int64)

@@ -5,11 +5,14 @@ rows of logits.
 """
 
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
 from ....core.casts import Array
 from .sampling_rows import SamplingRows
+
+NO_ADAPTER: Final = -1  # the slot of an adapter of rows without one
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +32,7 @@ class RunningPlan:
         rows: the rows of logits to compute; their `new_number` advances.
         twins: blocks that get a twin, and the numbers of their twins (see `CacheShape.num_twins`).
         forks: blocks, and others that get their content before anything is stored, cleared or read.
+        adapters: the slot of each span's adapter, NO_ADAPTER without one; empty if no span has one.
     """
 
     tokens: Array  # int32 [T]
@@ -40,6 +44,19 @@ class RunningPlan:
     twins: Array = field(default_factory=lambda: np.empty((0, 2), np.int32))  # int32 [.., 2]
     forks: Array = field(default_factory=lambda: np.empty((0, 2), np.int32))  # int32 [.., 2]
     generation: int = 0
+    adapters: Array = field(default_factory=lambda: np.empty(0, np.int32))  # int32 [S] or [0]
+
+    @property
+    def adapter_rows(self) -> Array:
+        """The packed tokens with an adapter: ranges [first, stop) and the adapter's slot, int32 [N, 3], ascending."""
+        if not len(self.adapters):
+            return np.empty((0, 3), np.int32)
+        stop = np.cumsum(self.span_length, dtype=np.int32)
+        is_last = np.append(self.adapters[1:] != self.adapters[:-1], True)  # neighbours of one adapter are one range
+        stop, slot = stop[is_last], self.adapters[is_last]
+        ranges = np.stack([np.append(np.int32(0), stop[:-1]), stop, slot], axis=1)
+        held: Array = ranges[slot != NO_ADAPTER]
+        return held
 
     @property
     def span_context(self) -> Array:

@@ -16,10 +16,10 @@ import numpy as np
 from ....core.casts import Array
 from .sampling_rows import OPTION_COLUMNS
 
-# A row of `opened`; the names that SamplingRows has too mean the same.
+# A row of `opened`; the names that SamplingRows has too mean the same. The adapter is that of the slot's spans.
 OPENED: Final = np.dtype(
     [
-        *((name, "<i4") for name in ("slot", "num_top", "sample_index", "min_new_tokens")),
+        *((name, "<i4") for name in ("slot", "adapter", "num_top", "sample_index", "min_new_tokens")),
         *((name, "<i4") for name in ("num_bias", "num_banned", "num_counts")),
         *OPTION_COLUMNS.items(),
         ("seed", "<u8"),

@@ -30,6 +30,7 @@ from ..program.weights import load_params
 from ..step.channel import Channel, Frame, error_frame, masks_from, receive, send
 from ..step.persistent_batch import PersistentBatch
 from ..step.step_message import NEXT_TOKENS, NextTokens, StepMessage, decode_message
+from .adapter_order import AdapterOrder
 
 
 def load(job: Job) -> Backend:
@@ -48,7 +49,9 @@ def load(job: Job) -> Backend:
     spec = decoder_spec(stored_config(checkpoint))
     program = lower(spec, job.tp, job.rank, serving_slices(spec, job.tp, job.dtype))
     wide = {*groupings(program, job.weight_dtype), *program.wide}
-    return prepare(job, program, partial(load_params, program, spec.table, checkpoint, by_name(job.dtype), wide=wide))
+    return prepare(
+        job, program, partial(load_params, program.params, spec.table, checkpoint, by_name(job.dtype), wide=wide)
+    )
 
 
 def work(descriptor: int, prepare_backend: Callable[[Job], Backend] = load) -> None:
@@ -80,10 +83,24 @@ def _serve(connection: socket.socket, prepare_backend: Callable[[Job], Backend])
     backend = prepare_backend(job)
     ready = {"kernels": backend.kernels, "kv_bytes": backend.kv_bytes, "samples": backend.samples}
     send(connection, Frame("ready", ready))
-    _compute(Channel(connection, answers=job.rank == 0), backend, PersistentBatch(job.block_size))
+    load_adapter = partial(_load_adapter, connection, backend, job)
+    _compute(Channel(connection, answers=job.rank == 0), backend, PersistentBatch(job.block_size), load_adapter)
 
 
-def _compute(channel: Channel, backend: Backend, batch: PersistentBatch) -> None:
+def _load_adapter(connection: socket.socket, backend: Backend, job: Job, frame: Frame) -> None:
+    """Loads an adapter into a slot, and answers whether that was possible."""
+    order = AdapterOrder(**frame.values)
+    try:
+        backend.set_adapter(order.slot, order.carry_out(job))
+    except TkError as error:
+        send(connection, error_frame(error, "refused"))
+    else:
+        send(connection, Frame("loaded"))
+
+
+def _compute(
+    channel: Channel, backend: Backend, batch: PersistentBatch, load_adapter: Callable[[Frame], object]
+) -> None:
     """Computes steps until the engine ends. A step may come before the tokens of the one before it.
 
     Ranks that sample know these tokens, unless rows have candidates; otherwise the engine sends them after the step's
@@ -98,6 +115,8 @@ def _compute(channel: Channel, backend: Backend, batch: PersistentBatch) -> None
             knows_tokens = True
         elif frame.op == "again":
             channel.send_result(backend.sample_again(*masks_from(frame)))
+        elif frame.op == "adapter":
+            load_adapter(frame)
         else:
             messages.append(decode_message(frame.body))
         if messages and knows_tokens:

@@ -15,6 +15,7 @@ from ....core.errors import Cancelled, WorkerDied
 from ..job import Job
 from ..step.channel import Frame, error_from, masks_frame, receive, tokens_frame
 from ..step.sampler_output import SamplerOutput
+from .adapter_order import AdapterOrder
 from .process_state import describe_ranks
 from .processes import WorkerProcesses
 from .step_watch import IDLE_SECONDS, LOOK_SECONDS, StepWatch
@@ -161,6 +162,29 @@ class WorkerGroup:
                 self.watch.answered()
                 return SamplerOutput.decode(answer.body)
             self.watch.look(self.process_ids)
+
+    def load_adapter(self, order: AdapterOrder) -> None:
+        """Lets every rank load an adapter, and waits for them; all steps must be answered already.
+
+        Raises:
+            TkError: a rank could not; it has the adapter that the slot had before, or this one.
+            WorkerDied: see `receive`.
+        """
+        self._send(Frame("adapter", asdict(order)), self._connections)
+        self.watch.begin(lambda: 0.0)
+        waiting, refusal = set(range(len(self._connections))), None
+        while waiting:
+            for rank in self._wait_for_ranks(self.watch.seconds_to_look):
+                answer = self._receive(rank)
+                if answer.op == "error":
+                    raise WorkerDied(str(error_from(answer)))
+                waiting.discard(rank)
+                refusal = error_from(answer) if answer.op == "refused" else refusal
+            self.watch.look(self.process_ids)
+        self.watch.answered()
+        self.watch.rest()
+        if refusal is not None:
+            raise refusal
 
     def sleep(self) -> None:
         """Returns when `wake` is called, or after a look at the workers, which have nothing to compute.

@@ -3,7 +3,7 @@
 Letters: T rows of a tile, R rows whose logits are wanted, D hidden size, V vocabulary rows of this rank.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -29,6 +29,7 @@ from ...program.operations import (
     RunExperts,
     SampleTokens,
 )
+from .adapted_products import AdaptedRange, multiply
 from .experts import Routing, choose_experts, run_experts, sigmoid
 from .paged_attention import PagedAttention
 from .prepared_weights import PreparedWeights
@@ -44,6 +45,7 @@ class TileState:
         rotary: the rotation of the positions; None without rotary embedding.
         buffers: the buffers of `program/operations.py` by name, except routing and logits.
         routing: the experts that the latest Route has chosen.
+        adapted: the rows with an adapter.
     """
 
     tokens: torch.Tensor
@@ -52,6 +54,7 @@ class TileState:
     rotary: Rotation | None
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     routing: Routing | None = None
+    adapted: Sequence[AdaptedRange] = ()
 
 
 class Interpreter:
@@ -68,12 +71,18 @@ class Interpreter:
         self._products = weights.products(program)
         self._group = program.num_heads // program.num_kv_heads
 
-    def forward(self, tokens_T: torch.Tensor, positions_T: torch.Tensor, attention: PagedAttention) -> torch.Tensor:
+    def forward(
+        self,
+        tokens_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        attention: PagedAttention,
+        adapted: Sequence[AdaptedRange] = (),
+    ) -> torch.Tensor:
         """Runs the operations before the head; stores keys and values, and returns normed hidden states [T, D]."""
         program, rotary = self._program, None
         if program.rope is not None:
             rotary = rotation(positions_T, program.head_dim, program.rope, self._weights.dtype)
-        state = TileState(tokens_T, positions_T, attention, rotary)
+        state = TileState(tokens_T, positions_T, attention, rotary, adapted=adapted)
         for operation in program.operations:
             self._run(operation, state)
         return state.buffers["normed"]
@@ -91,7 +100,10 @@ class Interpreter:
             case Norm():
                 buffers["normed"] = self._norm(operation, buffers["hidden"])
             case Multiply():
-                buffers[operation.target] = self._products[operation.matrix.name](buffers[operation.source])
+                name = operation.matrix.name
+                buffers[operation.target] = multiply(
+                    name, self._products[name], buffers[operation.source], state.adapted
+                )
             case RotateAndAppend():
                 self._rotate_and_append(operation, state)
             case AttendToCache():

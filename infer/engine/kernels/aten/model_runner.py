@@ -1,6 +1,7 @@
 """The backend on torch's operators: forward passes in tiles of fixed size, logits, the sampler."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -8,7 +9,9 @@ import torch
 from .....core.casts import Array
 from .....parallel.collectives import all_gather
 from .....parallel.mesh import Group
+from .....parallel.torch_dtypes import format_of
 from ...options import MAX_HEAD_ROWS
+from ...program.adapters import RankAdapter
 from ...program.lower import Program
 from ...program.operations import Head, Multiply, Route
 from ...step.running_plan import RunningPlan, spans_within
@@ -16,11 +19,12 @@ from ...step.sampler_output import SamplerOutput
 from ...step.sampling_rows import SamplingRows
 from ..backend import Backend, Masks, no_masks
 from ..sampler.sampler import best_sampler, run_sampler
+from .adapted_products import AdaptedRange, LowRankProduct, wide_product
 from .interpreter import Interpreter
 from .kv_cache import KVCache
 from .paged_attention import PagedAttention
 from .prepared_weights import AnyProduct, PreparedWeights
-from .row_tiles import RowTile, agreeing_sizes, cut
+from .row_tiles import Layer, RowTile, agreeing_sizes, cut
 
 
 class ModelRunner(Backend):
@@ -32,12 +36,19 @@ class ModelRunner(Backend):
         cache: the rank's KV cache.
         tp: the tensor-parallel group.
         max_batched_tokens: the largest number of tokens of a step.
+        with_adapters: whether rows may have adapters.
     """
 
     kernels = "aten"
 
     def __init__(
-        self, program: Program, weights: PreparedWeights, cache: KVCache, tp: Group, max_batched_tokens: int
+        self,
+        program: Program,
+        weights: PreparedWeights,
+        cache: KVCache,
+        tp: Group,
+        max_batched_tokens: int,
+        with_adapters: bool = False,
     ) -> None:
         self.kv_bytes, self.samples = cache.num_bytes, tp.rank == 0
         self._program, self._cache, self._tp = program, cache, tp
@@ -45,9 +56,14 @@ class ModelRunner(Backend):
         self._sample = best_sampler()
         # the rows of the last step, and their logits, if some have candidates and may be sampled again
         self._kept: tuple[SamplingRows, Array] | None = None
+        self._adapters: dict[int, dict[str, LowRankProduct]] = {}  # by slot and weight
+        self._format = format_of(weights.dtype)
         prepared = weights.products(program)
         with torch.inference_mode():
-            inner = _distinct([each for each in program.operations if isinstance(each, Multiply | Route)], prepared)
+            products = _distinct([each for each in program.operations if isinstance(each, Multiply | Route)], prepared)
+            inner: list[tuple[Layer, int]] = [*products]
+            if with_adapters and weights.dtype != torch.float32:
+                inner += [(partial(wide_product, each), width) for each, width in products]
             self.sizes = agreeing_sizes(inner, weights.dtype, cache.device, max_batched_tokens, tp)
             head = _distinct([each for each in program.operations if isinstance(each, Head)], prepared)
             self.head_sizes = agreeing_sizes(head, weights.dtype, cache.device, MAX_HEAD_ROWS, tp)
@@ -79,6 +95,12 @@ class ModelRunner(Backend):
         found: Array = torch.cat([logits_RV for _, logits_RV in self._logits(plan)]).cpu().numpy()
         return found
 
+    def set_adapter(self, slot: int, adapter: RankAdapter) -> None:
+        """Keeps an adapter in a slot: see `Backend`."""
+        self._adapters[slot] = {
+            name: LowRankProduct.of(each, self._format, self._cache.device) for name, each in adapter.items()
+        }
+
     def _logits(self, plan: RunningPlan) -> Iterator[tuple[int, torch.Tensor]]:
         """Computes a step; yields its logits in parts of at most MAX_HEAD_ROWS rows, with the number of the first.
 
@@ -105,7 +127,15 @@ class ModelRunner(Backend):
         slots = self._on_device(plan.slots[part])
         spans = spans_within(plan, tile.first, tile.stop)
         attention = PagedAttention(self._cache, spans, slots, self._program.num_heads)
-        return self._interpreter.forward(tokens, positions, attention)
+        return self._interpreter.forward(tokens, positions, attention, self._adapted(plan, tile))
+
+    def _adapted(self, plan: RunningPlan, tile: RowTile) -> list[AdaptedRange]:
+        """Returns the rows of a tile that have an adapter."""
+        cut_rows = (
+            (slice(max(0, first - tile.first), min(stop, tile.stop) - tile.first), slot)
+            for first, stop, slot in plan.adapter_rows.tolist()
+        )
+        return [AdaptedRange(rows, self._adapters[slot]) for rows, slot in cut_rows if rows.start < rows.stop]
 
     def _on_device(self, numbers: Array) -> torch.Tensor:
         """Copies numbers of a plan to the device of the cache, as int64."""

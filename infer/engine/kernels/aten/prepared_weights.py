@@ -45,17 +45,28 @@ class CodedProduct:
         return (self.weight.grouping, *self.weight.shape, self.num_slices, self.bias is not None)
 
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
-        num_rows, columns = self.weight.shape
-        step = max(1, MOST_VALUES // columns)
-        parts = [self._rows(x_TK, slice(first, first + step)) for first in range(0, num_rows, step)]
+        parts = [tree_sum(self._row_sums(x_TK, self.weight[rows], rows)) for rows in self._parts()]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
-    def _rows(self, x_TK: torch.Tensor, rows: slice) -> torch.Tensor:
-        bias, wide_NK = None if self.bias is None else self.bias[rows], self.weight[rows]
+    def slice_sums(self, x_TK: torch.Tensor) -> list[torch.Tensor]:
+        """Returns the sum of each slice, [T, N] in fp32."""
+        x_TK = x_TK.float()
+        parts = [self._row_sums(x_TK, self.weight[rows].float(), rows) for rows in self._parts()]
+        return [torch.cat(of_rows, dim=-1) for of_rows in zip(*parts, strict=True)]
+
+    def _parts(self) -> list[slice]:
+        """Returns the rows that are widened together."""
+        num_rows, columns = self.weight.shape
+        step = max(1, MOST_VALUES // columns)
+        return [slice(first, first + step) for first in range(0, num_rows, step)]
+
+    def _row_sums(self, x_TK: torch.Tensor, wide_NK: torch.Tensor, rows: slice) -> list[torch.Tensor]:
+        """Returns the sum of each slice of some widened rows, in the dtype of x."""
+        bias = None if self.bias is None else self.bias[rows].to(x_TK.dtype)
         if self.num_slices == 1:
-            return linear(x_TK, wide_NK, bias)
+            return [linear(x_TK, wide_NK, bias)]
         pairs = zip(x_TK.chunk(self.num_slices, -1), wide_NK.chunk(self.num_slices, -1), strict=True)
-        return tree_sum([linear(x, part) for x, part in pairs])
+        return [linear(x, part) for x, part in pairs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +95,21 @@ class PreparedProduct:
 
     def widened(self) -> "PreparedProduct":
         """Returns the product in fp32, which is not rounded to the dtype of its input."""
-        return replace(self, slices=tuple(weight.float() for weight in self.slices))
+        bias = None if self.bias is None else self.bias.float()
+        return replace(self, slices=tuple(weight.float() for weight in self.slices), bias=bias)
 
     def __call__(self, x_ND: torch.Tensor) -> torch.Tensor:
-        x_ND = x_ND.to(self.dtype)
+        return tree_sum(self._sums(x_ND.to(self.dtype)))
+
+    def slice_sums(self, x_ND: torch.Tensor) -> list[torch.Tensor]:
+        """Returns the sum of each slice, [..., F] in fp32."""
+        return self._sums(x_ND.float()) if self.dtype == torch.float32 else self.widened()._sums(x_ND.float())
+
+    def _sums(self, x_ND: torch.Tensor) -> list[torch.Tensor]:
         if len(self.slices) == 1:
-            return product(x_ND, self.slices[0], self.num_transposed, self.bias)
+            return [product(x_ND, self.slices[0], self.num_transposed, self.bias)]
         inputs = x_ND.chunk(len(self.slices), dim=-1)
-        return tree_sum([product(x, w, self.num_transposed) for x, w in zip(inputs, self.slices, strict=True)])
+        return [product(x, w, self.num_transposed) for x, w in zip(inputs, self.slices, strict=True)]
 
 
 AnyProduct: TypeAlias = PreparedProduct | CodedProduct

@@ -17,12 +17,19 @@ def block_bytes(program: Program, cache: CacheShape) -> BlockBytes:
     return BlockBytes(vectors * kind.num_bytes(program.head_dim), vectors * kind.twin_bytes(program.head_dim))
 
 
-def buffer_bytes(program: Program, cache: CacheShape, max_tokens: int, threads: int, weight_dtype: str = "auto") -> int:
+def buffer_bytes(
+    program: Program,
+    cache: CacheShape,
+    max_tokens: int,
+    threads: int,
+    weight_dtype: str = "auto",
+    adapter_rank: int = 0,
+) -> int:
     """Returns the bytes of the rows of a step, of its logits, which are joined, and of the sampler's memory.
 
     Args:
         program: the program of rank 0, which samples.
-        cache, threads, weight_dtype: see `native/sizes.py`; they do not count.
+        cache, threads, weight_dtype, adapter_rank: see `native/sizes.py`; they do not count.
         max_tokens: the largest number of tokens of a step.
     """
     head = next(each.matrix for each in program.operations if isinstance(each, Head))

@@ -23,6 +23,7 @@ class RankBuffers:
         max_tokens: the largest number of tokens of a step.
         peers: the ranks of the model.
         weight_dtype: see EngineOptions.
+        adapter_rank: the largest rank of an adapter; 0 without adapters.
 
     Attributes:
         logits: fp32 [rows, tp, padded vocabulary rows of a rank].
@@ -37,8 +38,9 @@ class RankBuffers:
         threads: int,
         peers: Peers = ALONE,
         weight_dtype: str = "auto",
+        adapter_rank: int = 0,
     ) -> None:
-        self._sizes = sizes = BufferSizes.of(program, cache, max_tokens, threads, weight_dtype)
+        self._sizes = sizes = BufferSizes.of(program, cache, max_tokens, threads, weight_dtype, adapter_rank)
         self._rows = {buffer: floats(sizes.rows[buffer], stride) for buffer, stride in sizes.strides.items()}
         self._areas = {name: aligned(size) for name, size in sizes.areas.items()}
         if program.rope is not None:

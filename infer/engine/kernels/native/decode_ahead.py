@@ -43,8 +43,10 @@ def assign(plan: RunningPlan, model: NativeModel) -> AssignedPlan:
     spans[:, 0], spans[:, 1] = np.cumsum(plan.span_length) - plan.span_length, plan.span_length
     spans[:, 3] = np.arange(num_spans) * plan.block_tables.shape[1]
     fixed = (np.ascontiguousarray(each, np.int32) for each in (plan.block_tables, plan.rows.token))
-    arrays = [*advancing[:3], spans, *fixed, np.empty(num_tokens, np.int32)]
-    model.step = StepArrays(num_tokens, num_spans, len(plan.rows), 0, *(each.ctypes.data for each in arrays))
+    adapted = np.ascontiguousarray(plan.adapter_rows)
+    arrays = [*advancing[:3], spans, *fixed, np.empty(num_tokens, np.int32), adapted]
+    places = (each.ctypes.data for each in arrays)
+    model.step = StepArrays(num_tokens, num_spans, len(plan.rows), 0, *places, len(adapted))
     return AssignedPlan(plan.generation, plan.rows, arrays)
 
 

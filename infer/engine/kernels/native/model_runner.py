@@ -9,6 +9,7 @@ import numpy as np
 from .....checkpoint.read.shared_read import ALONE, Peers
 from .....core.casts import Array
 from ...kv_formats import CacheShape
+from ...program.adapters import RankAdapter
 from ...program.lower import Program
 from ...step.channel import Channel
 from ...step.running_plan import RunningPlan
@@ -17,7 +18,7 @@ from ...step.sampling_rows import SamplingRows
 from ..backend import Backend, DecodedAhead, Masks, no_masks
 from ..sampler.native_sampler import native_sampler
 from ..sampler.sampler import run_sampler
-from .binding.library import Kernels
+from .adapters import AdapterSlots
 from .binding.structures import NativeModel
 from .buffers import RankBuffers
 from .decode_ahead import AssignedPlan, assign
@@ -34,9 +35,9 @@ class NativeRunner(Backend):
         program: the rank's program.
         weights: its packed parameters, all of them.
         cache: the shape of the rank's cache.
-        kernels: the functions of an instruction set.
         max_tokens: the largest number of tokens of a step.
         peers: the ranks of the model.
+        adapters: the number of adapters that may be loaded, and their largest rank.
     """
 
     def __init__(
@@ -44,17 +45,19 @@ class NativeRunner(Backend):
         program: Program,
         weights: PackedWeights,
         cache: CacheShape,
-        kernels: Kernels,
         max_tokens: int,
         threads: int,
         peers: Peers = ALONE,
+        adapters: tuple[int, int] = (0, 0),
     ) -> None:
+        kernels = weights.kernels
         self.kernels = f"native {kernels.instruction_set}"
         self.samples = True
-        self._program, self._functions, self._weights = program, kernels, weights
-        self._operations = prepare_operations(program, weights)
+        self._program, self._weights = program, weights
+        self._adapters = AdapterSlots(program, weights.dtype, kernels, adapters[0])
+        self._operations = prepare_operations(program, weights, self._adapters)
         self._cache = NativeCache(program, cache)
-        self._buffers = RankBuffers(program, cache, max_tokens, threads, peers, weights.weight_dtype)
+        self._buffers = RankBuffers(program, cache, max_tokens, threads, peers, weights.weight_dtype, adapters[1])
         self._model = model = NativeModel(
             operations=ctypes.addressof(self._operations),
             num_operations=len(self._operations),
@@ -80,7 +83,7 @@ class NativeRunner(Backend):
     def close(self) -> None:
         """Ends the threads; a second call does nothing."""
         if self._model.pool:
-            self._functions.stop_threads(byref(self._model))
+            self._weights.kernels.stop_threads(byref(self._model))
 
     def step(self, plan: RunningPlan, masks: Masks = no_masks) -> SamplerOutput:
         """Computes a step, stores its keys and values; returns the sampler's output on every rank.
@@ -118,10 +121,14 @@ class NativeRunner(Backend):
         ahead = self._sampler.decode_ahead(plan, channel)
         if ahead is None:
             return None
-        steps = self._functions.decode_ahead(byref(self._model), byref(ahead.arguments))
+        steps = self._weights.kernels.decode_ahead(byref(self._model), byref(ahead.arguments))
         if ahead.arguments.num_candidates:
             return DecodedAhead(None, bool(ahead.arguments.has_next))
         return DecodedAhead(self._sampler.output(plan.rows).token_ids) if steps else None
+
+    def set_adapter(self, slot: int, adapter: RankAdapter) -> None:
+        """Keeps an adapter in a slot: see `Backend`."""
+        self._adapters.set(slot, adapter)
 
     def logits(self, plan: RunningPlan) -> Array:
         """Computes a step as `step` does; returns the raw logits of its rows on every rank: fp32 [R, vocab_size]."""
@@ -141,7 +148,7 @@ class NativeRunner(Backend):
         The next part overwrites logits and samples; a step without rows has one empty part.
         """
         model, num_rows, most = self._model, len(plan.rows), len(self._buffers.logits)
-        compute = self._functions.step
+        compute = self._weights.kernels.step
         for first in range(0, max(1, num_rows), most):
             rows = plan.rows.part(first, first + most)
             model.head_first, model.head_count = first, len(rows)
@@ -149,13 +156,13 @@ class NativeRunner(Backend):
                 self._sampler.prepare(rows, plan.generation if num_rows <= most else 0)
             compute(byref(model))
             yield rows
-            compute = self._functions.head
+            compute = self._weights.kernels.head
 
     def _sample(self, sampler: StepSampler, rows: SamplingRows, masks: Array | None, again: bool = False) -> None:
         """Samples the rows whose logits were computed last, perhaps again."""
         sampler.prepare(rows, masks=masks, again=again)
         self._model.sampling = sampler.address
-        self._functions.sample(byref(self._model))
+        self._weights.kernels.sample(byref(self._model))
         self._model.sampling = None  # as long as the step goes on
 
     def _logits(self, num_rows: int) -> Array:

@@ -17,14 +17,15 @@ from ...program.operations import (
     Route,
     RunExperts,
 )
+from .adapters import AdapterSlots
 from .binding.structures import Buffer, OperationKind, PackedMatrix, PreparedOperation
 from .packing import PackedWeights
 
 _BUFFERS = {each.name.lower(): each for each in Buffer}
 
 
-def prepare_operations(program: Program, weights: PackedWeights) -> CArray[PreparedOperation]:
-    """Returns the operations of a program, which point to the memory of `weights`.
+def prepare_operations(program: Program, weights: PackedWeights, slots: AdapterSlots) -> CArray[PreparedOperation]:
+    """Returns the operations of a program, which point to the memory of `weights` and `slots`.
 
     On one rank there is nothing to reduce: a product adds to hidden itself, unless its sum is weighted. The sampler,
     which is last, is left out.
@@ -36,23 +37,26 @@ def prepare_operations(program: Program, weights: PackedWeights) -> CArray[Prepa
                 continue
             case Multiply() if program.tp == 1 and isinstance(following, Reduce) and not following.gate:
                 matrix = _matrix(weights, operation.matrix.name, following.bias)
-                buffers = {"source": _BUFFERS[operation.source], "target": Buffer.HIDDEN}
-                prepared.append(PreparedOperation(kind=OperationKind.MULTIPLY, add=1, matrix=matrix, **buffers))
+                source, adapters = _BUFFERS[operation.source], slots.address(operation.matrix.name)
+                places = {"source": source, "target": Buffer.HIDDEN, "adapters": adapters}
+                prepared.append(PreparedOperation(kind=OperationKind.MULTIPLY, add=1, matrix=matrix, **places))
             case Norm():
                 prepared.append(_norm(operation, weights, wanted=isinstance(following, Head)))
             case _:
-                prepared += _plain(operation, program, weights)
+                prepared += _plain(operation, program, weights, slots)
     return (PreparedOperation * len(prepared))(*prepared)
 
 
-def _plain(operation: Operation, program: Program, weights: PackedWeights) -> list[PreparedOperation]:
+def _plain(
+    operation: Operation, program: Program, weights: PackedWeights, slots: AdapterSlots
+) -> list[PreparedOperation]:
     match operation:
         case Embed():
             return _embed(operation, program, weights)
         case Multiply(source, target, matrix):
-            kinds = {"source": _BUFFERS[source], "target": _BUFFERS[target]}
+            places = {"source": _BUFFERS[source], "target": _BUFFERS[target], "adapters": slots.address(matrix.name)}
             product = _matrix(weights, matrix.name, "" if target == "partial" else matrix.bias)
-            return [PreparedOperation(kind=OperationKind.MULTIPLY, matrix=product, **kinds)]
+            return [PreparedOperation(kind=OperationKind.MULTIPLY, matrix=product, **places)]
         case RotateAndAppend(layer, q_norm, k_norm, eps):
             norms = {"weight": _vector(weights, q_norm), "offset": _vector(weights, k_norm)}
             factors = weights.key_factors[layer].ctypes.data if weights.key_factors else None

@@ -8,8 +8,9 @@ from .....core.dtypes import BF16
 from .....core.integers import ceil_div, round_up
 from ...kv_formats import GROUP, INT8, BlockBytes, CacheShape, VectorFormat, kv_format
 from ...options import MAX_HEAD_ROWS
+from ...program.adapters import padded_ranks
 from ...program.lower import Program
-from ...program.operations import Head, Route, RunExperts
+from ...program.operations import Head, Multiply, Route, RunExperts
 from ..sampler.block import results_bytes, scratch_bytes
 from .binding.memory import LARGE_PAGE
 from .binding.structures import (
@@ -72,9 +73,14 @@ class BufferSizes:
 
     @staticmethod
     def of(
-        program: Program, cache: CacheShape, max_tokens: int, threads: int, weight_dtype: str = "auto"
+        program: Program,
+        cache: CacheShape,
+        max_tokens: int,
+        threads: int,
+        weight_dtype: str = "auto",
+        adapter_rank: int = 0,
     ) -> "BufferSizes":
-        """Returns the sizes for steps of up to `max_tokens` tokens; see EngineOptions for the dtype."""
+        """Returns the sizes for steps of up to `max_tokens` tokens; see `buffer_bytes`."""
         head = next(each.matrix for each in program.operations if isinstance(each, Head))
         widths = {Buffer[name.upper()]: width for name, width in program.row_widths.items()}
         widths[Buffer.LOGITS] = program.tp * round_up(head.out_features, PANEL)
@@ -93,6 +99,9 @@ class BufferSizes:
             "rounded": BF16.itemsize * rounded_values,
         }
         numbers = {"scratch_floats": scratch_floats, "rounded_values": rounded_values}
+        if adapter_rank:
+            numbers["low_stride"] = _low_width(program, adapter_rank)
+            areas["low"] = _FLOAT * max_tokens * numbers["low_stride"]
         experts = [each for each in program.operations if isinstance(each, RunExperts)]
         if experts:
             top_k = max(each.top_k for each in program.operations if isinstance(each, Route))
@@ -113,7 +122,14 @@ class BufferSizes:
         return BufferSizes(rows, strides, areas, numbers, softmax)
 
 
-def buffer_bytes(program: Program, cache: CacheShape, max_tokens: int, threads: int, weight_dtype: str = "auto") -> int:
+def buffer_bytes(
+    program: Program,
+    cache: CacheShape,
+    max_tokens: int,
+    threads: int,
+    weight_dtype: str = "auto",
+    adapter_rank: int = 0,
+) -> int:
     """Returns the bytes of a rank's buffers and of its sampler, as the system commits them.
 
     Splits of attention that threads share come on top; they are committed as they are used.
@@ -124,13 +140,20 @@ def buffer_bytes(program: Program, cache: CacheShape, max_tokens: int, threads: 
         max_tokens: the largest number of tokens of a step.
         threads: the number of threads of the rank.
         weight_dtype: see EngineOptions.
+        adapter_rank: the largest rank of an adapter; 0 without adapters.
     """
-    sizes = BufferSizes.of(program, cache, max_tokens, threads, weight_dtype)
+    sizes = BufferSizes.of(program, cache, max_tokens, threads, weight_dtype, adapter_rank)
     areas = [_FLOAT * sizes.rows[buffer] * sizes.strides[buffer] for buffer in sizes.rows] + [*sizes.areas.values()]
     if program.tp > 1:  # the ranks' partial sums, of which there are two, and their logits once more, joined
         areas += [_FLOAT * 2 * max_tokens * program.hidden_size, areas[Buffer.LOGITS]]
     results = results_bytes(sizes.rows[Buffer.LOGITS])
     return sum(map(_committed, areas)) + results + threads * scratch_bytes(program.vocab_size)
+
+
+def _low_width(program: Program, rank: int) -> int:
+    """Returns the floats of A x of a row, of every slice, beside the weight with most."""
+    products = [each for each in program.operations if isinstance(each, Multiply)]
+    return max(each.num_slices * padded_ranks(program, each.matrix, rank) for each in products)
 
 
 def _committed(num_bytes: int) -> int:

@@ -6,6 +6,7 @@ from typing import Final
 
 from ...grammar.grammar import Matcher
 from ...request.request import Request
+from ...step.running_plan import NO_ADAPTER
 from .block_table import BlockTable
 from .proposer import Proposer
 
@@ -91,6 +92,11 @@ class Sample:
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.request.token_ids)
+
+    @property
+    def adapter(self) -> int:
+        """The slot of its adapter; NO_ADAPTER without one."""
+        return NO_ADAPTER if self.request.lease is None else self.request.lease.slot
 
     @property
     def order(self) -> tuple[int, int, int]:

@@ -32,7 +32,7 @@ def found(folder: Path, dtype: str = "fp32", tp: int = 1, rank: int = 0, peers: 
     spec = decoder_spec(stored_config(checkpoint))
     program = lower(spec, tp, rank)
     equalizer = KeyEqualizer(program, by_name(dtype))
-    load_params(program, spec.table, checkpoint, by_name(dtype), equalizer.take)
+    load_params(program.params, spec.table, checkpoint, by_name(dtype), equalizer.take)
     factors = equalizer.factors(peers)
     return [factors[layer] for layer in range(program.num_layers)]
 

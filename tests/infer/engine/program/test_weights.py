@@ -42,7 +42,7 @@ def load(folder: Path, dtype: str, tp: int, rank: int, peers: Peers = ALONE) -> 
         assert (values.shape, values.dtype) == (param.shape, np.dtype(kind.numpy))
         found[param.name] = values
 
-    load_params(program, spec.table, checkpoint, by_name(dtype), take, peers, wide=program.wide)
+    load_params(program.params, spec.table, checkpoint, by_name(dtype), take, peers, wide=program.wide)
     return found
 
 
@@ -95,7 +95,7 @@ def test_a_parameter_that_is_taken_is_not_kept(tmp_path: Path) -> None:
         taken.append(weakref.ref(values if values.base is None else values.base))
 
     program = lower(spec)
-    load_params(program, spec.table, checkpoint, by_name("fp32"), take)
+    load_params(program.params, spec.table, checkpoint, by_name("fp32"), take)
     assert len(taken) == len(program.params)
 
 
@@ -104,4 +104,4 @@ def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(tmp_path)
     spec = decoder_spec(stored_config(checkpoint).model_copy(update={"intermediate_size": 128}))
     with pytest.raises(ShapeMismatch, match=r"config\.json requires"):
-        load_params(lower(spec), spec.table, checkpoint, by_name("fp32"), lambda param, values: None)
+        load_params(lower(spec).params, spec.table, checkpoint, by_name("fp32"), lambda param, values: None)

@@ -16,6 +16,7 @@ SHARED_ITEMS: Final = 8
 GROUP: Final = 32
 EXPERT_TOKENS: Final = 64
 MAX_GROUPS: Final = 64
+MAX_PAIRS: Final = 3
 
 
 # How values are stored, `enum format`; the kinds of operations, `enum kind`; the buffers of rows, `enum buffer`.
@@ -38,6 +39,27 @@ class PackedMatrix(Structure):
         ("format", c_int32),
         ("slices", c_int32),
         ("group", c_int32),
+    )
+
+
+class PackedUpFactor(Structure):
+    """`struct up_factor`."""
+
+    _fields_ = (
+        ("matrix", PackedMatrix),
+        ("panel", c_int32),
+        ("rank", c_int32),
+    )
+
+
+class PackedAdapter(Structure):
+    """`struct adapter`."""
+
+    _fields_ = (
+        ("down", PackedMatrix),
+        ("scales", c_void_p),
+        ("ups", PackedUpFactor * MAX_PAIRS),
+        ("pairs", c_int32),
     )
 
 
@@ -68,6 +90,7 @@ class PreparedOperation(Structure):
         ("factors", c_void_p),
         ("matrix", PackedMatrix),
         ("second", PackedMatrix),
+        ("adapters", c_void_p),
     )
 
 
@@ -86,6 +109,8 @@ class StepArrays(Structure):
         ("tables", c_void_p),
         ("rows", c_void_p),
         ("begun_blocks", c_void_p),
+        ("adapted", c_void_p),
+        ("num_adapted", c_int64),
     )
 
 
@@ -192,4 +217,6 @@ class NativeModel(Structure):
         ("head_first", c_int32),
         ("head_count", c_int32),
         ("counter", c_int32),
+        ("low", c_void_p),
+        ("low_stride", c_int64),
     )

@@ -21,12 +21,42 @@ static int64_t panels_to_take(const struct model *m, int64_t rows, int64_t panel
     return rows <= GROUP_ROWS || eighth < GROUP_PANELS ? GROUP_PANELS : eighth;
 }
 
-// Multiplies rows by the weight of an operation. Threads take panels, of gate and up each a pair, as they become free,
-// one block of rows after the other, and apply the activation to what they have multiplied.
+// Multiplies the rows that have an adapter by A of their own, each slice on its own: all threads take tiles in turn,
+// and wait for each other. Returns what to add to the product with the weight; its model is NULL if there is nothing.
+static struct addition adapters_of(const struct model *m, const struct operation *op, const float *x, int64_t x_stride,
+                                   int32_t thread) {
+    if (!op->adapters || !m->step.num_adapted) return (struct addition){0};
+    int64_t tiles = 0;
+    for (int64_t i = 0; i < m->step.num_adapted; i++) {
+        const struct adapted_rows *held = &m->step.adapted[i];
+        const struct adapter *adapter = op->adapters + held->slot;
+        const struct matrix *w = &adapter->down;
+        int64_t panels = (w->out + PANEL - 1) / PANEL, columns = w->out ? w->in / w->slices : 0;
+        for (int64_t n = 0, parts = panels * w->slices; n < parts; n++)
+            for (int64_t r = held->first, count; r < held->last; r += count) {
+                count = least(MOST_ROWS, held->last - r);
+                if (tiles++ % m->threads != thread) continue;
+                int64_t slice = n / panels, panel = n % panels;
+                float *to = m->low + r * m->low_stride + n * PANEL;
+                multiply_panels(w->format, x + r * x_stride + slice * columns, x_stride, count,
+                                (const char *)w->data + panel * w->panel_bytes + slice * (w->panel_bytes / w->slices),
+                                w->panel_bytes, 1, (columns + 1) / 2, to, m->low_stride, NULL, 0);
+                for (int64_t c = 0; c < count * PANEL; c++)
+                    to[c / PANEL * m->low_stride + c % PANEL] *= adapter->scales[panel * PANEL + c % PANEL];
+            }
+    }
+    tk_barrier(m->pool);
+    return (struct addition){m, op->adapters, 0};
+}
+
+// Multiplies rows by the weight of an operation, and by the adapters beside it. Threads take panels, of gate and up
+// each a pair, as they become free, one block of rows after the other, and apply the activation to what they have
+// multiplied.
 static void product(const struct model *m, const struct operation *op, const float *x, int64_t x_stride, int64_t rows,
                     float *out, int64_t out_stride, int32_t thread) {
     if (!rows) return;
     const struct matrix *w = &op->matrix;
+    struct addition adapted = adapters_of(m, op, x, x_stride, thread), *addition = adapted.model ? &adapted : NULL;
     const uint16_t *rounded = rounded_for(m, op, x, x_stride, rows, thread);
     const float *spread = spread_for(m, w, x, x_stride, rows, thread);
     const struct operation *gate = gates(op) ? op + 1 : NULL;
@@ -39,17 +69,19 @@ static void product(const struct model *m, const struct operation *op, const flo
             int64_t r = first / units * block, count = least(block, rows - r), low = first % units;
             next = least(last, first - low + units);
             if (rounded && groups == 2) {
-                multiply_gated(m, op, rounded, r, count, low, low + next - first);
+                multiply_gated(m, op, rounded, r, count, low, low + next - first, addition);
                 continue;
             }
             for (int64_t g = 0; g < groups; g++) {
                 int64_t from = g * units + low, to = from + next - first;
-                if (rounded) multiply_rounded(w, rounded, rows, r, count, from, to, out, out_stride, op->add);
+                adapted.row = rounded ? 0 : r;  // rounded rows are counted from the step's first
+                if (rounded) multiply_rounded(w, rounded, rows, r, count, from, to, out, out_stride, op->add, addition);
                 else if (spread)
                     multiply_spread(w, spread + r * spread_floats(w), count, from, to, out + r * out_stride, out_stride,
-                                    op->add);
+                                    op->add, addition);
                 else
-                    multiply(w, x + r * x_stride, x_stride, count, out + r * out_stride, out_stride, op->add, from, to);
+                    multiply(w, x + r * x_stride, x_stride, count, out + r * out_stride, out_stride, op->add, from, to,
+                             addition);
             }
             if (gate) gate_panels(m, gate, r, r + count, low, low + next - first);
         }
@@ -228,14 +260,14 @@ __attribute__((visibility("default"))) void NAMED(tk_multiply_, TK_NAME)(const s
     if (is_quantized(w)) {
         float *spread = calloc((size_t)(rows * spread_floats(w)), sizeof *spread);
         for (int64_t r = 0; r < rows; r++) spread_row(w, x + r * x_stride, spread + r * spread_floats(w));
-        multiply_spread(w, spread, rows, 0, panels, out, out_stride, 0);
+        multiply_spread(w, spread, rows, 0, panels, out, out_stride, 0, NULL);
         free(spread);
     } else if (takes_rounded(w)) {
         uint16_t *rounded = calloc((size_t)rounded_values(w, rows), sizeof *rounded);
         round_rows(w, x, x_stride, rows, rounded, 0, rows);
-        multiply_rounded(w, rounded, rows, 0, rows, 0, panels, out, out_stride, 0);
+        multiply_rounded(w, rounded, rows, 0, rows, 0, panels, out, out_stride, 0, NULL);
         free(rounded);
-    } else multiply(w, x, x_stride, rows, out, out_stride, 0, 0, panels);
+    } else multiply(w, x, x_stride, rows, out, out_stride, 0, 0, panels, NULL);
 }
 
 // The columns that a sum of bf16 products takes together, to a multiple of which a slice is packed; 0 if rows stay

@@ -183,18 +183,53 @@ static void multiply_panels(int format, const float *x, int64_t x_stride, int64_
     }
 }
 
+// What adapters add to a product: the products of their factors, of the rows of a step that have an adapter.
+struct addition {
+    const struct model *model;
+    const struct adapter *adapters;  // of the operation, by slot
+    int64_t row;                     // the first row of the product, among those of the step
+};
+
+// Adds the products of one slice to `rows` rows from row r on, panels [first, last); `out` begins with both. NULL adds
+// nothing.
+static void add_adapters(const struct addition *a, int slice, int64_t r, int64_t rows, int64_t first, int64_t last,
+                         float *out, int64_t out_stride) {
+    const struct step *step = a ? &a->model->step : NULL;
+    for (int64_t i = 0; a && i < step->num_adapted; i++) {
+        const struct adapted_rows *held = &step->adapted[i];
+        const struct adapter *adapter = a->adapters + held->slot;
+        int64_t from = a->row + r, to = from + rows, begin = held->first > from ? held->first : from,
+                end = held->last < to ? held->last : to, stride = a->model->low_stride;
+        int64_t ranks = (adapter->down.out + PANEL - 1) / PANEL * PANEL;
+        for (int32_t p = 0; begin < end && p < adapter->pairs; p++) {
+            const struct up_factor *up = &adapter->ups[p];
+            const struct matrix *w = &up->matrix;
+            int64_t stop = up->panel + (w->out + PANEL - 1) / PANEL, low = up->panel > first ? up->panel : first,
+                    high = stop < last ? stop : last;
+            if (low < high)
+                multiply_panels(w->format, a->model->low + begin * stride + slice * ranks + up->rank, stride,
+                                end - begin, (const char *)w->data + (low - up->panel) * w->panel_bytes, w->panel_bytes,
+                                high - low, (w->in + 1) / 2, out + (begin - from) * out_stride + (low - first) * PANEL,
+                                out_stride, NULL, 1);
+        }
+    }
+}
+
 // Multiplies rows by panels whose columns are cut into slices: each slice on its own, then a binary tree.
 static void multiply_slices(const struct matrix *m, const float *x, int64_t x_stride, int64_t rows, int64_t first,
-                            int64_t panels, float *out, int64_t out_stride, const float *bias, int add) {
+                            int64_t panels, float *out, int64_t out_stride, int add, const struct addition *addition) {
+    const float *bias = m->bias;
     int64_t columns = m->in / m->slices, pairs = (columns + 1) / 2, bytes = pairs * pair_bytes(m->format);
     float parts[MAX_SLICES][MOST_ROWS * PANEL];
     for (int64_t p = first; p < first + panels; p++) {
         for (int64_t r = 0, count; r < rows; r += count) {
             count = rows_of_tile(rows - r);
-            for (int s = 0; s < m->slices; s++)
+            for (int s = 0; s < m->slices; s++) {
                 NARROW_TILES[m->format][count - 1](x + r * x_stride + s * columns, x_stride,
                                                    (const char *)m->data + p * m->panel_bytes + s * bytes, 0, pairs,
                                                    parts[s], PANEL, NULL, 0, (struct ahead){m->data, 0});
+                add_adapters(addition, s, r, count, p, p + 1, parts[s], PANEL);
+            }
             for (int step = 1; step < m->slices; step *= 2)
                 for (int s = 0; s + step < m->slices; s += 2 * step)
                     for (int64_t i = 0; i < count * PANEL; i += VW)
@@ -213,17 +248,20 @@ static void multiply_slices(const struct matrix *m, const float *x, int64_t x_st
 
 // Multiplies rows by the panels [first, last) of a weight.
 static void multiply(const struct matrix *m, const float *x, int64_t x_stride, int64_t rows, float *out,
-                     int64_t out_stride, int add, int64_t first, int64_t last) {
+                     int64_t out_stride, int add, int64_t first, int64_t last, const struct addition *addition) {
     if (m->slices > 1) {
-        multiply_slices(m, x, x_stride, rows, first, last - first, out, out_stride, m->bias, add);
+        multiply_slices(m, x, x_stride, rows, first, last - first, out, out_stride, add, addition);
         return;
     }
     int64_t block = rows_together(m->in, rows);
-    for (int64_t r = 0; r < rows; r += block)
-        multiply_panels(m->format, x + r * x_stride, x_stride, rows - r < block ? rows - r : block,
-                        (const char *)m->data + first * m->panel_bytes, m->panel_bytes, last - first, (m->in + 1) / 2,
-                        out + r * out_stride + first * PANEL, out_stride, m->bias ? m->bias + first * PANEL : NULL,
-                        add);
+    for (int64_t r = 0; r < rows; r += block) {
+        int64_t count = rows - r < block ? rows - r : block;
+        float *to = out + r * out_stride + first * PANEL;
+        multiply_panels(m->format, x + r * x_stride, x_stride, count, (const char *)m->data + first * m->panel_bytes,
+                        m->panel_bytes, last - first, (m->in + 1) / 2, to, out_stride,
+                        m->bias ? m->bias + first * PANEL : NULL, add);
+        add_adapters(addition, 0, r, count, first, last, to, out_stride);
+    }
 }
 
 #endif

@@ -20,6 +20,7 @@
 #define GROUP 32           // dims of a key or value in int4 that have a scale of their own
 #define EXPERT_TOKENS 64   // tokens that pass the experts together
 #define MAX_GROUPS 64      // of experts
+#define MAX_PAIRS 3        // of factors of one adapter beside a weight: those of queries, keys and values
 
 // From FP8 to INT4: of keys and values only, see pages.h and nibbles.h. CODES: of quantized weights, see quantized.h.
 enum format { FP32, BF16, FP16, FP8, INT8, INT4, CODES8 = 16, CODES4 };
@@ -41,6 +42,22 @@ struct matrix {
     int32_t group;   // columns of a group of CODES8 and CODES4, a divisor of a slice
 };
 
+// B of an adapter: it adds to some rows of a weight. It is packed on the panels of the weight, the first one number
+// `panel`, with zeros for rows of these that are others'.
+struct up_factor {
+    struct matrix matrix;
+    int32_t panel;
+    int32_t rank;  // its first row of A
+};
+
+// An adapter beside a weight: A of its pairs, one below the other, and B of each.
+struct adapter {
+    struct matrix down;   // out 0: it has none beside this weight
+    const float *scales;  // of the rows of A, padded to whole panels
+    struct up_factor ups[MAX_PAIRS];
+    int32_t pairs;
+};
+
 struct operation {
     int32_t kind;
     int32_t source, target;  // buffers of MULTIPLY; EXPERTS has a target
@@ -58,11 +75,16 @@ struct operation {
     const void *table, *positions;  // EMBED: row-major
     const float *factors;           // APPEND: [kv_heads][head_dim], of queries; keys are divided by them; NULL without
     struct matrix matrix, second;
+    const struct adapter *adapters;  // MULTIPLY: by slot; NULL if none can be loaded, and in other operations
 };
 
 struct span {                      // consecutive tokens of one sequence
     int32_t first, length, start;  // first packed token; number of tokens; position of the first, see refresh
     int32_t table;                 // offset of its blocks in step.tables
+};
+
+struct adapted_rows {  // packed tokens [first, last), and the slot of their adapter
+    int32_t first, last, slot;
 };
 
 struct step {
@@ -72,6 +94,8 @@ struct step {
     const int32_t *tables;
     const int32_t *rows;    // the packed tokens whose logits are wanted
     int32_t *begun_blocks;  // blocks that a sequence begins to fill: an earlier owner's data is cleared
+    const struct adapted_rows *adapted;
+    int64_t num_adapted;
 };
 
 struct channel {  // a rank's socket to the engine, see decode_ahead.h
@@ -150,6 +174,8 @@ struct model {
     int64_t rounded_values;          // the room for them
     int32_t head_first, head_count;  // the wanted rows whose logits are computed
     int32_t counter;                 // work items that threads have taken
+    float *low;                      // A x of adapters: [tokens][slices][rows of A, padded to whole panels]
+    int64_t low_stride;
 };
 
 #endif

@@ -246,14 +246,16 @@ static void finish_spread(const struct matrix *w, float parts[][SPREAD_ROWS * PA
 
 // Multiplies spread rows by panels [first, last) of a quantized weight.
 static void multiply_spread(const struct matrix *w, const float *x, int64_t rows, int64_t first, int64_t last,
-                            float *out, int64_t out_stride, int add) {
+                            float *out, int64_t out_stride, int add, const struct addition *addition) {
     float parts[MAX_SLICES][SPREAD_ROWS * PANEL] __attribute__((aligned(64)));
     for (int64_t p = first, panels; p < last; p += panels) {
         panels = panels_of_tile(rows, last - p);
         for (int64_t r = 0, count; r < rows; r += count) {
             count = rows_of_spread_tile(rows - r);
-            for (int s = 0; s < w->slices; s++)
+            for (int s = 0; s < w->slices; s++) {
                 sum_spread(w, x + r * spread_floats(w), count, p, panels, s, parts[s], panels * PANEL);
+                add_adapters(addition, s, r, count, p, p + panels, parts[s], panels * PANEL);
+            }
             finish_spread(w, parts, count, panels * PANEL, w->bias ? w->bias + p * PANEL : NULL,
                           out + r * out_stride + p * PANEL, out_stride, add);
         }

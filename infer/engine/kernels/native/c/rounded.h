@@ -98,7 +98,8 @@ INLINE int64_t rounded_rows_together(const struct matrix *w) {
 
 // Multiplies `count` rows from row `from` on, of `rows` rounded ones, by panels [first, last) of a weight.
 static void multiply_rounded(const struct matrix *w, const uint16_t *x, int64_t rows, int64_t from, int64_t count,
-                             int64_t first, int64_t last, float *out, int64_t out_stride, int add) {
+                             int64_t first, int64_t last, float *out, int64_t out_stride, int add,
+                             const struct addition *addition) {
     stripe_sums sums[MAX_SLICES] __attribute__((aligned(64)));
     begin_products(block_height(rows));
     for (int64_t p = first, panels; p < last; p += panels) {
@@ -107,7 +108,10 @@ static void multiply_rounded(const struct matrix *w, const uint16_t *x, int64_t 
         for (int64_t i = 0; i < GROUP_PANELS; i++) panel[i] = panel_at(w, p + (i < panels ? i : panels - 1));
         for (int64_t r = from, part; r < from + count; r += part) {
             part = from + count - r < STRIPE_ROWS ? from + count - r : STRIPE_ROWS;
-            for (int s = 0; s < w->slices; s++) sum_slice(w, x, rows, r, part, panel, next, s, sums[s]);
+            for (int s = 0; s < w->slices; s++) {
+                sum_slice(w, x, rows, r, part, panel, next, s, sums[s]);
+                add_adapters(addition, s, r, part, p, p + panels, sums[s], GROUP_COLUMNS);
+            }
             for (int64_t i = 0; i < part; i++)
                 for (int64_t c = 0; c < panels * PANEL; c += VW) {
                     float *to = out + (r + i) * out_stride + p * PANEL + c;
@@ -123,7 +127,7 @@ static void multiply_rounded(const struct matrix *w, const uint16_t *x, int64_t 
 // The same by panels [first, last) of gate, and by those of up, `apart` panels behind them; stores the gated products
 // alone, rounded if the product that follows takes them so.
 static void multiply_gated(const struct model *m, const struct operation *op, const uint16_t *x, int64_t from,
-                           int64_t count, int64_t first, int64_t last) {
+                           int64_t count, int64_t first, int64_t last, const struct addition *addition) {
     const struct matrix *w = &op->matrix, *following = arrives_rounded(m, op + 2) ? &op[2].matrix : NULL;
     int64_t rows = m->step.tokens, apart = (w->out + PANEL - 1) / PANEL / 2;
     stripe_sums sums[MAX_SLICES] __attribute__((aligned(64)));
@@ -135,7 +139,11 @@ static void multiply_gated(const struct model *m, const struct operation *op, co
         const char *next = panel_at(w, p + panels);
         for (int64_t r = from, part; r < from + count; r += part) {
             part = from + count - r < STRIPE_ROWS ? from + count - r : STRIPE_ROWS;
-            for (int s = 0; s < w->slices; s++) sum_slice(w, x, rows, r, part, panel, next, s, sums[s]);
+            for (int s = 0; s < w->slices; s++) {
+                sum_slice(w, x, rows, r, part, panel, next, s, sums[s]);
+                add_adapters(addition, s, r, part, p, p + panels, sums[s], GROUP_COLUMNS);
+                add_adapters(addition, s, r, part, apart + p, apart + p + panels, sums[s] + 2 * PANEL, GROUP_COLUMNS);
+            }
             for (int64_t i = 0; i < part; i++)
                 for (int64_t c = 0; c < panels * PANEL; c += VW) {
                     int64_t at = i * GROUP_COLUMNS + c;

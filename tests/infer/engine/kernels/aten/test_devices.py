@@ -100,7 +100,7 @@ def computed(
 
     load = partial(
         load_params,
-        program,
+        program.params,
         spec.table,
         checkpoint,
         by_name(dtype),

@@ -52,7 +52,9 @@ class Case:
     def lower(self, num_slices: int) -> tuple[Program, PreparedWeights, KVCache]:
         program = lower(self.spec, self.tp.size, self.tp.rank, num_slices)
         weights = PreparedWeights(program, by_name(self.dtype))
-        load_params(program, self.spec.table, self.checkpoint, by_name(self.dtype), weights.take, wide=program.wide)
+        load_params(
+            program.params, self.spec.table, self.checkpoint, by_name(self.dtype), weights.take, wide=program.wide
+        )
         return program, weights, self.cache()
 
     def cache(self) -> KVCache:

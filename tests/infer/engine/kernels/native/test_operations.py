@@ -7,6 +7,7 @@ import pytest
 
 from tk.core.dtypes import FP32
 from tk.core.errors import TkError
+from tk.infer.engine.kernels.native.adapters import AdapterSlots
 from tk.infer.engine.kernels.native.binding.library import instruction_sets, load_kernels
 from tk.infer.engine.kernels.native.binding.structures import Buffer, OperationKind, PreparedOperation
 from tk.infer.engine.kernels.native.operations import _plain, prepare_operations
@@ -32,10 +33,14 @@ def packed(program: Program) -> PackedWeights:
     return weights
 
 
+def no_slots(program: Program, weights: PackedWeights) -> AdapterSlots:
+    return AdapterSlots(program, FP32, weights.kernels, 0)
+
+
 def prepared(architecture: str, tp: int = 1, **options: object) -> tuple[PackedWeights, CArray[PreparedOperation]]:
     program = lower(spec_of(architecture, num_hidden_layers=1, **options), tp)
     weights = packed(program)
-    return weights, prepare_operations(program, weights)
+    return weights, prepare_operations(program, weights, no_slots(program, weights))
 
 
 def kinds(operations: CArray[PreparedOperation]) -> list[str]:
@@ -115,5 +120,6 @@ def test_the_sum_of_a_shared_expert_is_weighted_before_it_is_added() -> None:
 
 def test_an_operation_that_no_kernel_runs_is_named() -> None:
     program = lower(spec_of("llama"))
+    weights = packed(program)
     with pytest.raises(TkError, match="does not run SampleTokens"):
-        _plain(SampleTokens(), program, packed(program))
+        _plain(SampleTokens(), program, weights, no_slots(program, weights))

@@ -12,6 +12,8 @@ from tk.infer.engine.kernels.native.binding.library import SOURCE
 
 PAIRS = {
     "matrix": structures.PackedMatrix,
+    "up_factor": structures.PackedUpFactor,
+    "adapter": structures.PackedAdapter,
     "operation": structures.PreparedOperation,
     "step": structures.StepArrays,
     "channel": structures.EngineChannel,
@@ -31,6 +33,7 @@ CONSTANTS = (
     "SHARED_ITEMS",
     "GROUP",
     "EXPERT_TOKENS",
+    "MAX_PAIRS",
 )
 
 

@@ -1,0 +1,109 @@
+"""A low-rank adapter before workers load it: what is served, whether it fits the base, and the SHA-256 of its bytes."""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ....checkpoint import Checkpoint
+from ....checkpoint.convert.identity import weights_identity
+from ....checkpoint.format.region import as_bytes
+from ....core import dtypes
+from ....core.casts import widen
+from ....core.dtypes import DType
+from ....core.errors import CheckpointError
+from ....model.config import ModelConfig
+from ....model.lora.peft_config import to_peft
+from ....model.lora.table import is_factor
+from ....model.registry import decoder_spec
+from ....model.spec import DecoderSpec
+from ....model.stored_adapter import StoredAdapter, check_base
+from .memory_plan import MemoryPlan
+
+
+@dataclass(frozen=True)
+class AdapterSource:
+    """An adapter that fits the served model.
+
+    Attributes:
+        path: the absolute path of its step or folder.
+        fingerprint: that of its folder, which workers compare.
+        digest: the SHA-256 of its configuration and of its tensors, as they are served.
+        rank: the largest rank of its factors.
+    """
+
+    path: str
+    fingerprint: str
+    digest: str
+    rank: int
+
+    @staticmethod
+    def open(path: Path, base: Checkpoint, config: ModelConfig, plan: MemoryPlan) -> "AdapterSource":
+        """Opens an adapter and reads all of it.
+
+        Args:
+            path: a step folder, a run folder or a folder of PEFT.
+            base: the served checkpoint.
+            config: the model of `base`.
+            plan: the plan of its memory.
+
+        Raises:
+            CheckpointError: it is no adapter of this base, holds what is not served, has a rank above the plan's, or
+                a number that is not finite.
+        """
+        checkpoint = Checkpoint.open(path.absolute() if os.path.exists(path) else path)
+        adapter = StoredAdapter.of(checkpoint)
+        spec = adapter.decoder(config)
+        _check_served(spec, checkpoint.path)
+        rank = max(each.rank for each in spec.adapters.values())
+        if rank > plan.max_adapter_rank:
+            raise CheckpointError(
+                f"{checkpoint.path} has factors of rank {rank}, and max_adapter_rank is {plan.max_adapter_rank}. "
+                "Start with a larger max_adapter_rank."
+            )
+        if adapter.base.identity:
+            check_base(adapter, base_identity(base, config), str(base.path))
+        options = json.dumps(to_peft(adapter.options), sort_keys=True)
+        digest = hashlib.sha256(options.encode())
+        for name in sorted(checkpoint.tensors):
+            digest.update(_line(checkpoint, name, dtypes.by_name(plan.dtype)))
+        checkpoint.folder.require_unchanged()
+        return AdapterSource(str(checkpoint.path), checkpoint.folder.fingerprint, digest.hexdigest(), rank)
+
+
+def base_identity(base: Checkpoint, config: ModelConfig) -> str:
+    """Returns the identity of a base's weights, by which adapters name it; all of them are read the first time."""
+    return weights_identity(base, [spec.name for spec in decoder_spec(config).table if not spec.alias])
+
+
+def _check_served(spec: DecoderSpec, path: Path) -> None:
+    """Raises CheckpointError if an adapter has more than factors of weights that every token uses."""
+    for tensor in spec.table:
+        if not tensor.stored:
+            continue
+        if not is_factor(tensor):
+            raise CheckpointError(
+                f"{path} holds {tensor.name}, a tensor of the base that was trained whole (modules_to_save, bias). "
+                "Beside other adapters only factors are served: merge this adapter into its base and serve that."
+            )
+        if tensor.expert is not None:
+            raise CheckpointError(
+                f"{path} holds {tensor.name}, a factor of an expert, and adapters of experts are not served beside "
+                "others: merge this adapter into its base and serve that."
+            )
+
+
+def _line(checkpoint: Checkpoint, name: str, dtype: DType) -> bytes:
+    """Returns what decides a tensor: its name, dtype, shape, and the SHA-256 of its values.
+
+    Raises:
+        CheckpointError: a value is not finite.
+    """
+    found = checkpoint.read(name, dtype=dtype)
+    if not np.isfinite(widen(found.values, dtype)).all():
+        raise CheckpointError(f"{checkpoint.path}: {name} has a value that is not finite.")
+    digest, shape = hashlib.sha256(as_bytes(found.values)), checkpoint.tensors[name].shape
+    return f"{name} {dtype.code} {'x'.join(map(str, shape))} {digest.hexdigest()}\n".encode()

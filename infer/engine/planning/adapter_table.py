@@ -1,0 +1,117 @@
+"""The loaded adapters by their names, and the slots of the workers that they are in.
+
+A name can be given to another adapter at any time. The one that it had before keeps its slot until the last request
+that began with it has ended.
+"""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from ....core.errors import Overloaded, UnknownAdapter
+from ..request.adapter_lease import AdapterLease
+from .adapter_source import AdapterSource
+
+
+@dataclass(eq=False, slots=True)
+class SlottedAdapter:
+    """An adapter in a slot.
+
+    Attributes:
+        slot: its place in the backends.
+        source: what was loaded.
+        num_holders: the requests that use it, and one more as long as it has a name or is being loaded.
+    """
+
+    slot: int
+    source: AdapterSource
+    num_holders: int = 1
+
+
+@dataclass(slots=True)
+class AdapterTable:
+    """The adapters of an engine, for any thread.
+
+    Attributes:
+        num_slots: how many adapters may be loaded at the same time.
+    """
+
+    num_slots: int
+    _named: dict[str, SlottedAdapter] = field(default_factory=dict)
+    _slots: dict[int, SlottedAdapter] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def loaded(self) -> Mapping[str, AdapterSource]:
+        """The adapters that requests may ask for, by name."""
+        with self._lock:
+            return {name: each.source for name, each in self._named.items()}
+
+    @property
+    def in_slots(self) -> Mapping[int, AdapterSource]:
+        """All adapters that have a slot, those too that have lost their name and are used still."""
+        with self._lock:
+            return {slot: each.source for slot, each in self._slots.items()}
+
+    def hold(self, name: str) -> AdapterLease:
+        """Returns a request's hold on the adapter of a name.
+
+        Raises:
+            UnknownAdapter: no loaded adapter has the name.
+        """
+        with self._lock:
+            found = self._find(name)
+            found.num_holders += 1
+            return AdapterLease(found.slot, found.source.digest, partial(self.drop, found))
+
+    def reserve(self, source: AdapterSource) -> SlottedAdapter:
+        """Takes a slot for an adapter that is to be loaded; `give` or `drop` must follow.
+
+        Raises:
+            Overloaded: all slots are taken.
+        """
+        with self._lock:
+            slot = next((slot for slot in range(self.num_slots) if slot not in self._slots), None)
+            if slot is None:
+                names = ", ".join(self._named) or "none"
+                raise Overloaded(
+                    f"All {self.num_slots} places for adapters are taken (loaded: {names}; others are used until their "
+                    "last requests end). Unload one, or start with a larger max_adapters."
+                )
+            self._slots[slot] = taken = SlottedAdapter(slot, source)
+            return taken
+
+    def give(self, name: str, adapter: SlottedAdapter) -> None:
+        """Gives a name to an adapter that was loaded into its slot; the adapter that had it loses it."""
+        with self._lock:
+            before, self._named[name] = self._named.get(name), adapter
+            if before is not None:
+                self._drop(before)
+
+    def remove(self, name: str) -> None:
+        """Takes a name away: later requests cannot ask for it.
+
+        Raises:
+            UnknownAdapter: no loaded adapter has the name.
+        """
+        with self._lock:
+            found = self._find(name)
+            del self._named[name]
+            self._drop(found)
+
+    def drop(self, adapter: SlottedAdapter) -> None:
+        """Ends one hold on an adapter, whose slot is free after the last."""
+        with self._lock:
+            self._drop(adapter)
+
+    def _find(self, name: str) -> SlottedAdapter:
+        if name in self._named:
+            return self._named[name]
+        known = ", ".join(map(repr, self._named)) or "none"
+        raise UnknownAdapter(f"Adapter {name[:100]!r} is not loaded; loaded are: {known}.")
+
+    def _drop(self, adapter: SlottedAdapter) -> None:
+        adapter.num_holders -= 1
+        if not adapter.num_holders:
+            del self._slots[adapter.slot]

@@ -1,0 +1,88 @@
+"""Low-rank adapters of random values as steps, and the logits that training's modules find with them."""
+
+import zlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tk.checkpoint import Checkpoint, NewStep, RunFolder, commit, write_part
+from tk.checkpoint.format.adapter_record import AdapterRecord, BaseRecord
+from tk.core.casts import Array, cast
+from tk.core.dtypes import FP32, by_code
+from tk.core.layout import Layout
+from tk.core.ownership import owned
+from tk.core.tensors import with_slots
+from tk.infer.engine.planning.adapter_source import base_identity
+from tk.model.decoder import Decoder
+from tk.model.lora.options import LoraOptions
+from tk.model.lora.peft_config import to_peft
+from tk.model.lora.table import with_adapters
+from tk.model.registry import decoder_spec
+from tk.model.stored_adapter import StoredAdapter
+from tk.model.stored_config import stored_config
+from tk.parallel.layers import LayerContext
+from tk.parallel.mesh import ALONE
+from tk.train.engine.attention import causal_attention
+
+Change = Callable[[str, Array], Array]  # a tensor's name and values -> other values
+
+
+def make_adapter(
+    run: Path,
+    base: Path,
+    seed: int = 0,
+    code: str = "F32",
+    identity: str | None = None,
+    change: Change = lambda name, values: values,
+    **options: Any,
+) -> Path:
+    """Saves a step with an adapter of a model, whose products are about as large as a tenth of those of its weights.
+
+    Args:
+        run: the run folder.
+        base: the folder of the model.
+        seed: that of the values.
+        code: the dtype of the factors.
+        identity: that of the base; None = the right one.
+        change: changes values before they are saved.
+        options: the fields of LoraOptions; alpha is 4 by default.
+    """
+    checkpoint, lora = Checkpoint.open(base), LoraOptions(**{"alpha": 4.0} | options)
+    config = stored_config(checkpoint)
+    record = BaseRecord(base_identity(checkpoint, config) if identity is None else identity, str(base), "fp32")
+    table = with_slots(with_adapters(decoder_spec(config), lora).table, {"weight": code})
+    stored = tuple(spec for spec in table if spec.stored)
+    shapes = {spec.name: spec.shape for spec in stored}
+
+    def values(name: str) -> Array:
+        drawn = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(shapes[name], np.float32)
+        found = change(name, drawn * np.float32(0.5 / np.sqrt(shapes[name][-1])))
+        return cast(found, FP32, by_code(code)).reshape(-1)
+
+    with RunFolder(run).lock() as locked:
+        folder = locked.begin_step(1)
+        items = owned(stored, Layout(), 0)
+        write_part(folder, 0, stored, [(item, code, partial(values, item.tensor)) for item in items])
+        return commit(locked, NewStep(1, stored, Layout(), adapter=AdapterRecord(to_peft(lora), record)))
+
+
+def trained_logits(base: Path, adapter: Path | None, tokens: Sequence[int]) -> Array:
+    """Returns the logits of training's decoder with an adapter, or without one: fp32 [tokens, vocabulary]."""
+    checkpoint, context = Checkpoint.open(base), LayerContext(ALONE, torch.float32, torch.device("cpu"))
+    config, factors = stored_config(checkpoint), None if adapter is None else Checkpoint.open(adapter)
+    spec = decoder_spec(config) if factors is None else StoredAdapter.of(factors).decoder(config)
+    decoder = Decoder(config, context, spec=spec)
+    for local in decoder.local_params():
+        values = decoder.get_parameter(local.name).data.view(-1).zero_()
+        for piece in local.pieces:
+            source = checkpoint if factors is None or piece.tensor.name not in factors.tensors else factors
+            read = source.read(piece.tensor.alias or piece.tensor.name, piece.box, dtype=FP32).torch()
+            values[piece.start : piece.start + piece.box.size] = read.reshape(-1)
+    with torch.no_grad():
+        hidden = decoder(torch.tensor([tokens]), torch.arange(len(tokens))[None], causal_attention)
+        logits: Array = decoder.logits(hidden)[0, :, : config.vocab_size].numpy()
+        return logits

@@ -1,0 +1,109 @@
+"""Adapters on native kernels: the logits of training's decoder, the same bits in company and at every tp."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tk.infer.engine.kernels.native.binding.library import instruction_sets
+from tk.infer.engine.request.adapter_lease import AdapterLease
+from tk.tests.infer.adapters import make_adapter, trained_logits
+from tk.tests.infer.engine.kernels.adapted import JOB, over_ranks, prompts, put, serving, together
+from tk.tests.infer.history import History
+from tk.tests.infer.oracle import Oracle
+from tk.tests.model.architectures import ENTRIES, VOCAB
+
+pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no compiler")
+MATRIX = pytest.mark.matrix
+
+
+def make(folder: Path, name: str = "llama3", **options: int) -> tuple[Path, list[Path]]:
+    """Returns the folders of a model and of two adapters."""
+    base, ranks = folder / "base", (3, 20)
+    replace(ENTRIES[name], options=ENTRIES[name].options | options).make(base)
+    return base, [make_adapter(folder / str(rank), base, seed=rank, rank=rank, rslora=True) for rank in ranks]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("llama3", {}),
+        ("gpt2", {}),
+        pytest.param("llama3", {"intermediate_size": 40}, marks=MATRIX),
+        *(pytest.param(each, {}, marks=MATRIX) for each in ("qwen2", "qwen3", "mistral")),
+    ],
+)
+def test_logits_are_those_of_training(tmp_path: Path, name: str, options: dict[str, int]) -> None:
+    base, adapters = make(tmp_path, name, **options)
+    made, sequences = serving(base, adapters, replace(JOB, threads=2)), prompts(VOCAB)
+    for found, (tokens, slot) in zip(together(made, sequences), sequences, strict=True):
+        expected = trained_logits(base, None if slot < 0 else adapters[slot], tokens)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("tp", [2, pytest.param(4, marks=MATRIX)])
+def test_bits_in_fp32_are_the_same_at_every_tp(tmp_path: Path, tp: int) -> None:
+    base, adapters = make(tmp_path)
+    expected = together(serving(base, adapters, JOB), prompts(VOCAB))
+    found = over_ranks(base, adapters, replace(JOB, tp=tp), prompts(VOCAB), tmp_path / "store")
+    assert all(map(np.array_equal, found, expected))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weight_dtype", "kv_dtype"),
+    [
+        ("bf16", "bf16", "int8"),
+        *(
+            pytest.param(*each, marks=MATRIX)
+            for each in (
+                ("fp32", "fp32", "fp32"),
+                ("bf16", "int8", "bf16"),
+                ("fp32", "int4", "int8"),
+                ("fp16", "fp16", "fp16"),
+            )
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    "instruction_set",
+    [*(pytest.param(each, marks=MATRIX) for each in instruction_sets()[:-1]), *instruction_sets()[-1:]],
+)
+def test_bits_depend_on_a_request_alone(
+    tmp_path: Path, dtype: str, weight_dtype: str, kv_dtype: str, instruction_set: str
+) -> None:
+    """Beside requests of other adapters and of none, with any cut of prompts, preemption, proposals and threads."""
+    base, adapters = make(tmp_path)
+    job = replace(JOB, dtype=dtype, weight_dtype=weight_dtype, kv_dtype=kv_dtype, instruction_set=instruction_set)
+    made, threaded = (serving(base, adapters, replace(job, threads=threads)) for threads in (1, 3))
+    sequences, plain = prompts(VOCAB), serving(base, [], replace(job, max_adapters=0))
+    texts = [tokens for tokens, _ in sequences]
+    leases = {i: AdapterLease(slot, f"{slot}") for i, (_, slot) in enumerate(sequences) if slot >= 0}
+    every = range(len(texts))
+    alone = [History(made, 100, 512, texts, 24, leases=leases).run([i]) for i in every]
+    expected = History(plain, 100, 512, texts, 24).run([0, 1])
+    assert all(map(torch.equal, expected.logits[1], alone[1].logits[1])), "a row without an adapter changed"
+    assert not torch.equal(expected.logits[0][0], alone[0].logits[0][0])
+    whole = [[*text, *history.tokens[i]] for i, (text, history) in enumerate(zip(texts, alone, strict=True))]
+    for backend, num_blocks, budget in ((made, 100, 512), (threaded, 100, 23), (threaded, 8, 64)):
+        proposer = partial(Oracle, whole, 4)
+        found = History(backend, num_blocks, budget, texts, 24, 1, proposer, leases=leases).run(every)
+        assert (found.preemptions > 0) == (num_blocks == 8)
+        assert found.accepted > 0
+        for i in every:
+            assert torch.equal(torch.stack(found.logits[i]), torch.stack(alone[i].logits[i])), (i, num_blocks)
+
+
+def test_a_slot_serves_the_adapter_that_it_got_last(tmp_path: Path) -> None:
+    base, adapters = make(tmp_path)
+    sequences = prompts(VOCAB, (9,), (0,))
+    [[first], [second]] = (together(serving(base, [each], JOB), sequences) for each in adapters)
+    made = serving(base, adapters[:1], JOB)
+    assert np.array_equal(together(made, sequences)[0], first)
+    put(made, 0, make_adapter(tmp_path / "narrow", base, rank=2, targets=("o_proj",)), base, JOB)
+    narrow = together(made, sequences)[0]
+    put(made, 0, adapters[1], base, JOB)
+    assert np.array_equal(together(made, sequences)[0], second)
+    assert not np.array_equal(narrow, first)

@@ -1,0 +1,131 @@
+"""Adapters that the engine serves: log-probabilities of training, and requests of several that share steps."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tk.infer import LLM, SamplingParams
+from tk.infer.engine.request.completion import Completion
+from tk.infer.engine.request.request import CacheOptions
+from tk.tests.infer.adapters import make_adapter, trained_logits
+
+MATRIX = pytest.mark.matrix
+PROMPT = [7, 19, 200, 33, 7, 19, 200, 33, 7, 19, 5, 80] * 3  # repeats itself, so proposals come true
+SMALL: dict[str, Any] = {"kv_blocks": 12, "block_size": 16, "max_batched_tokens": 24, "max_running": 8, "speculate": 4}
+SCORED = SamplingParams(max_new_tokens=6, temperature=0.0, logprobs=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def base(model_folder: Callable[[str], Path]) -> Path:
+    """The folder of the base."""
+    return model_folder("grouped")
+
+
+@pytest.fixture(scope="module")
+def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Three adapters of the base of different ranks, one of them of attention alone."""
+    folder, attention = tmp_path_factory.mktemp("adapters"), ("q_proj", "v_proj", "o_proj")
+    return {
+        "a": make_adapter(folder / "a", base, seed=1, rank=3),
+        "b": make_adapter(folder / "b", base, seed=2, rank=16, rslora=True),
+        "c": make_adapter(folder / "c", base, seed=3, rank=8, targets=attention),
+    }
+
+
+@pytest.fixture(scope="module")
+def served(base: Path, adapters: dict[str, Path]) -> Iterator[LLM]:
+    """An engine with the adapters "a" and "b" and room for others."""
+    first = {name: adapters[name] for name in ("a", "b")}
+    with LLM(base, adapters=first, max_adapters=4, kv_blocks=64, block_size=16) as llm:
+        yield llm
+
+
+def logprobs(completion: Completion) -> list[float]:
+    """Returns the log-probabilities of a completion's tokens."""
+    return [each.logprob for each in completion.choices[0].logprobs if each.logprob is not None]
+
+
+def expected_logprobs(base: Path, adapter: Path | None, completion: Completion) -> list[float]:
+    """Returns training's log-probabilities of a completion's tokens after PROMPT."""
+    new = completion.choices[0].token_ids
+    logits = trained_logits(base, adapter, [*PROMPT, *new]).astype(np.float64)[len(PROMPT) - 1 : -1]
+    scores = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    return [float(row[token]) for row, token in zip(scores, new, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("tp", "kernels"),
+    [
+        (1, "native"),
+        *(pytest.param(*each, marks=MATRIX) for each in ((2, "native"), (4, "native"), (1, "aten"), (2, "aten"))),
+    ],
+)
+def test_log_probabilities_are_those_of_training(base: Path, adapters: dict[str, Path], tp: int, kernels: str) -> None:
+    with LLM(base, tp=tp, adapters=adapters, kernels=kernels, kv_blocks=64) as llm:
+        for name, path in {"": None, **adapters}.items():
+            [found] = llm.generate([PROMPT], SCORED, adapter=name)
+            np.testing.assert_allclose(logprobs(found), expected_logprobs(base, path, found), atol=1e-5)
+
+
+def test_requests_of_different_adapters_share_steps(served: LLM) -> None:
+    """Each has the log-probabilities that it has alone, with hits of the prefix cache, too."""
+    names, params = ("a", "", "b", "a"), replace(SCORED, max_new_tokens=9)
+    prompts = [PROMPT[i:] for i in range(len(names))]
+    uncached = CacheOptions(bypass=True)
+    alone = [served.generate([p], params, uncached, adapter=each)[0] for p, each in zip(prompts, names, strict=True)]
+    assert len({each.choices[0].token_ids for each in alone}) > 1
+    together = [asyncio.run(_at_once(served, prompts, names, params, use)) for use in (uncached, None, None)]
+    for found in together:
+        assert [logprobs(each) for each in found] == [logprobs(each) for each in alone]
+    assert all(each.usage.cached_tokens for each in together[-1]), "the last ones were found in the cache"
+
+
+async def _at_once(
+    llm: LLM, prompts: list[list[int]], names: tuple[str, ...], params: SamplingParams, use: CacheOptions | None
+) -> list[Completion]:
+    threads = (
+        asyncio.to_thread(llm.generate, [prompt], params, use, name)
+        for prompt, name in zip(prompts, names, strict=True)
+    )
+    return [completion for [completion] in await asyncio.gather(*threads)]
+
+
+@MATRIX
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"dtype": "bf16"},
+        {"kernels": "aten"},
+        {"kernels": "aten", "dtype": "bf16"},
+        {"weight_dtype": "int8"},
+        {"tp": 2},
+    ],
+)
+def test_preemption_changes_no_answer(base: Path, adapters: dict[str, Path], options: dict[str, Any]) -> None:
+    params = SamplingParams(max_new_tokens=30, temperature=0.0, ignore_eos=True)
+    prompts, names = [PROMPT[i:] for i in range(6)], ("a", "b", "", "c", "a", "b")
+    with LLM(base, adapters=adapters, **SMALL, **options) as llm:
+        alone = [llm.generate([each], params, adapter=name)[0] for each, name in zip(prompts, names, strict=True)]
+        found = asyncio.run(_at_once(llm, prompts, names, params, None))
+        assert llm.engine.statistics.totals().preemptions > 0
+    assert [each.choices[0].token_ids for each in found] == [each.choices[0].token_ids for each in alone]
+
+
+def test_prefixes_are_those_of_an_adapters_bytes(base: Path, served: LLM, adapters: dict[str, Path]) -> None:
+    prompt, params = [*range(40, 90)], SamplingParams(max_new_tokens=1)
+
+    def num_cached(name: str) -> int:
+        return served.generate([prompt], params, adapter=name)[0].usage.cached_tokens
+
+    assert [num_cached(name) for name in ("a", "a", "b", "", "b")] == [0, 48, 0, 0, 48]
+    served.load_adapter("same", adapters["a"])
+    assert num_cached("same") == 48, "the bytes of a, under another name"
+    served.load_adapter("same", adapters["c"])
+    assert num_cached("same") == 0
+    served.unload_adapter("same")
