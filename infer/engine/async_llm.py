@@ -135,21 +135,29 @@ class AsyncLLM:
         self.engine.adapters.unload(name)
 
     @overload
-    async def score(self, prompt: str | Sequence[int], continuation: str | Sequence[int]) -> Score: ...  # type: ignore[overload-overlap]  # a str is one text
+    async def score(  # type: ignore[overload-overlap]  # a str is one text
+        self, prompt: str | Sequence[int], continuation: str | Sequence[int], *, adapter: str = ""
+    ) -> Score: ...
 
     @overload
-    async def score(self, prompt: str | Sequence[int], continuation: Sequence[str | Sequence[int]]) -> list[Score]: ...
+    async def score(
+        self, prompt: str | Sequence[int], continuation: Sequence[str | Sequence[int]], *, adapter: str = ""
+    ) -> list[Score]: ...
 
     async def score(
-        self, prompt: str | Sequence[int], continuation: str | Sequence[int] | Sequence[str | Sequence[int]]
+        self,
+        prompt: str | Sequence[int],
+        continuation: str | Sequence[int] | Sequence[str | Sequence[int]],
+        *,
+        adapter: str = "",
     ) -> Score | list[Score]:
         """Returns the log-probabilities of one or several continuations; see `LLM.score`."""
-        scores = await self.score_pairs([(prompt, one) for one in as_prompts(continuation)])
+        scores = await self.score_pairs([(prompt, one) for one in as_prompts(continuation)], adapter)
         return scores[0] if is_one_prompt(continuation) else scores
 
-    async def score_pairs(self, pairs: Iterable[tuple[GivenPrompt, GivenPrompt]]) -> list[Score]:
+    async def score_pairs(self, pairs: Iterable[tuple[GivenPrompt, GivenPrompt]], adapter: str = "") -> list[Score]:
         """Returns the score of each pair of a prompt and its continuation, in order; see `LLM.score_pairs`."""
-        requests = await asyncio.to_thread(score_requests, self.engine.tokenizer, list(pairs))
+        requests = await asyncio.to_thread(score_requests, self.engine.tokenizer, list(pairs), adapter)
         return [score_of(completion) for completion in await self._complete(requests)]
 
     async def close(self) -> None:

@@ -115,13 +115,21 @@ class LLM:
         self.engine.adapters.unload(name)
 
     @overload
-    def score(self, prompt: str | Sequence[int], continuation: str | Sequence[int]) -> Score: ...  # type: ignore[overload-overlap]  # a str is one text
+    def score(  # type: ignore[overload-overlap]  # a str is one text
+        self, prompt: str | Sequence[int], continuation: str | Sequence[int], *, adapter: str = ""
+    ) -> Score: ...
 
     @overload
-    def score(self, prompt: str | Sequence[int], continuation: Sequence[str | Sequence[int]]) -> list[Score]: ...
+    def score(
+        self, prompt: str | Sequence[int], continuation: Sequence[str | Sequence[int]], *, adapter: str = ""
+    ) -> list[Score]: ...
 
     def score(
-        self, prompt: str | Sequence[int], continuation: str | Sequence[int] | Sequence[str | Sequence[int]]
+        self,
+        prompt: str | Sequence[int],
+        continuation: str | Sequence[int] | Sequence[str | Sequence[int]],
+        *,
+        adapter: str = "",
     ) -> Score | list[Score]:
         """Returns the log-probabilities of a continuation of the prompt, or of each of several.
 
@@ -129,22 +137,23 @@ class LLM:
             prompt: text or token ids, at least one token. The log-probabilities of its own tokens are not computed.
             continuation: text, token ids, or a sequence of these, for which the result is a list in the same order.
                 Text after text is tokenized together with it; tokens that are not wholly in the prompt are scored.
+            adapter: the name of a loaded adapter; "" = none.
 
         Raises:
             InvalidRequest: prompt or continuation have no tokens, or cannot be served.
             PromptTooLong: prompt and continuation are together longer than the model's limit.
             WorkerDied: a worker has died.
         """
-        scores = self.score_pairs([(prompt, one) for one in as_prompts(continuation)])
+        scores = self.score_pairs([(prompt, one) for one in as_prompts(continuation)], adapter)
         return scores[0] if is_one_prompt(continuation) else scores
 
-    def score_pairs(self, pairs: Iterable[tuple[GivenPrompt, GivenPrompt]]) -> list[Score]:
+    def score_pairs(self, pairs: Iterable[tuple[GivenPrompt, GivenPrompt]], adapter: str = "") -> list[Score]:
         """Returns the score of each pair of a prompt and its continuation, in order; the engine computes them together.
 
         Raises:
             TkError: see `score`.
         """
-        completions = self._complete(score_requests(self.engine.tokenizer, pairs))
+        completions = self._complete(score_requests(self.engine.tokenizer, pairs, adapter))
         return [score_of(completion) for completion in completions]
 
     def close(self) -> None:

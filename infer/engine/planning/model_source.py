@@ -33,7 +33,7 @@ from ..request.sampling_params import MAX_TOP_LOGPROBS
 from .adapter_source import AdapterSource
 from .memory_plan import MemoryPlan, on_gpus, plan_memory
 
-API_REVISION: Final = 6  # the revision of tk.v1, raised with every addition to the wire
+API_REVISION: Final = 7  # the revision of tk.v1, raised with every addition to the wire
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,8 @@ class ModelSource:
             kv_bytes_per_token=memory.kv_bytes_per_token,
             aliases=names[1:],
             created=_created(checkpoint),
+            max_adapters=memory.max_adapters,
+            max_adapter_rank=memory.max_adapter_rank,
         )
         grammars = Grammars(tokenizer, info.vocab_size, info.eos_token_ids) if alike is None else alike.grammars
         adapters = {
