@@ -85,7 +85,7 @@ class ModelSource:
         tokenizer = _tokenizer(files) if alike is None else alike.tokenizer
         eos_token_ids = _end_ids(files, tokenizer)
         checkpoint.folder.require_unchanged()  # the end tokens are of the same config as the model
-        names = tuple(options.served_model_names) or (_name(checkpoint),)
+        names = tuple(options.served_model_names) or (checkpoint_name(checkpoint.path),)
         info = ModelInfo(
             name=names[0],
             architecture=config.architecture,
@@ -271,7 +271,7 @@ def _created(checkpoint: Checkpoint) -> int:
     return int(max((folder.data_path(name).stat().st_mtime for name in names), default=0.0))
 
 
-def _name(checkpoint: Checkpoint) -> str:
+def checkpoint_name(path: Path) -> str:
     """Returns the name of the run for a step of a run, else the name of the folder."""
-    folder = checkpoint.path.resolve()
+    folder = path.resolve()
     return folder.parent.name if folder.name.startswith("step-") else folder.name

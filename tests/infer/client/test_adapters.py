@@ -1,7 +1,7 @@
 """`AdapterClient` and `Client` with adapters, against a real server over a scripted engine."""
 
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -88,17 +88,16 @@ def test_unloading_waits_for_the_last_request_and_has_the_deadline_of_its_call(
     admin.load("a", "/one")
     other = client.events("hi", adapter="a")
     next(other)
-    done = threading.Event()
-    unloading = threading.Thread(target=lambda: (admin.unload("a"), done.set()))
-    unloading.start()
+    threads = ThreadPoolExecutor(1)
+    unloading = threads.submit(admin.unload, "a")
     while engine.adapters.infos:
         pass
-    assert not done.is_set()
+    assert not unloading.done()
     for request in engine.requests:
         engine.emit(request.key, delta("abc"), finished(), Done())
     assert [list(each)[-1] for each in (events, other)] == [finished(), finished()]
-    unloading.join(20)
-    assert done.is_set()
+    assert unloading.result(20) == ONE
+    threads.shutdown()
     assert engine.adapters.table.in_slots == {}
 
 

@@ -1,0 +1,96 @@
+"""The options of commands that serve adapters, and the base of a checkpoint that is an adapter itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from ..core.errors import ConfigError
+from .common import PATH, PathType
+
+if TYPE_CHECKING:
+    from ..checkpoint import Checkpoint
+
+_PATH: Final = PathType(path_type=Path)
+# The name of the only adapter of a command that answers one caller.
+OWN: Final = "adapter"
+
+base_option = click.option(
+    "--base", metavar="CKPT", type=PATH, help="Base of CKPT, if that is an adapter; default: the one that it records."
+)
+
+
+class NamedPath(click.ParamType):  # type: ignore[type-arg]  # generic only in newer clicks
+    """The type of an option with a value like NAME=CKPT, which the command receives as a pair."""
+
+    name = "name=ckpt"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Path]:
+        if isinstance(value, tuple):
+            return value
+        name, sign, path = str(value).partition("=")
+        if not name or not sign:
+            self.fail(f"{value!r} is not NAME=CKPT, for example sql=runs/sql.", param, ctx)
+        return name, Path(str(_PATH.convert(path, param, ctx)))
+
+
+@dataclass(frozen=True)
+class AdaptedModel:
+    """A model and the adapter that a command was given instead of it, or beside it.
+
+    Attributes:
+        path: the checkpoint of the model.
+        adapter: the folder of the adapter; None = there is none.
+        rank: the largest rank of its factors.
+    """
+
+    path: Path
+    adapter: Path | None = None
+    rank: int = 1
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The options of an engine that serves the model with the adapter alone."""
+        return {} if self.adapter is None else {"adapters": {OWN: self.adapter}, "max_adapter_rank": self.rank}
+
+    @property
+    def request_adapter(self) -> str:
+        """The adapter that requests to this engine ask for."""
+        return "" if self.adapter is None else OWN
+
+
+def adapted_model(checkpoint: Path, base: Path | None, adapter: Path | None = None) -> AdaptedModel:
+    """Returns what to load for a CKPT, which is a model or an adapter.
+
+    Args:
+        checkpoint: the CKPT.
+        base: the base of an adapter; None = the one that it records.
+        adapter: the adapter for a CKPT that is a model; None = there is none.
+
+    Raises:
+        ConfigError: a base is given for a model, or an adapter for an adapter; or an adapter does not say what its base
+            is, and none is given.
+        CheckpointError: a checkpoint, or the recorded base, does not open.
+    """
+    from ..checkpoint import Checkpoint
+    from ..model.merged_adapter import open_base
+    from ..model.stored_adapter import StoredAdapter
+
+    opened = Checkpoint.open(checkpoint)
+    if opened.manifest.adapter is None:
+        if base is not None:
+            raise ConfigError(f"--base is for adapters, and {opened.path} holds a model.")
+        return AdaptedModel(checkpoint) if adapter is None else _with(checkpoint, Checkpoint.open(adapter), adapter)
+    if adapter is not None:
+        raise ConfigError(f"--adapter is for a model, and {opened.path} is an adapter itself. Name its base instead.")
+    open_base(StoredAdapter.of(opened), base)
+    return _with(base or Path(opened.manifest.adapter.base.path), opened, checkpoint)
+
+
+def _with(model: Path, opened: "Checkpoint", adapter: Path) -> AdaptedModel:
+    from ..model.stored_adapter import StoredAdapter
+
+    options = StoredAdapter.of(opened).options
+    return AdaptedModel(model, adapter, max(options.rank, *options.rank_pattern.values(), 1))
