@@ -1,9 +1,9 @@
 """The options of commands that serve adapters, and the base of a checkpoint that is an adapter itself."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -12,6 +12,7 @@ from .common import PATH, PathType
 
 if TYPE_CHECKING:
     from ..checkpoint import Checkpoint
+    from ..infer.engine.options import EngineOptions
 
 _PATH: Final = PathType(path_type=Path)
 # The name of the only adapter of a command that answers one caller.
@@ -61,6 +62,39 @@ class AdaptedModel:
         return "" if self.adapter is None else OWN
 
 
+_OF_SERVE: Final = (
+    click.option(
+        "--adapter",
+        "adapters",
+        metavar="NAME=CKPT",
+        multiple=True,
+        type=NamedPath(),
+        help="Adapter to load at start, and the name by which requests ask for it; repeat it for more.",
+    ),
+    click.option(
+        "--max-adapters",
+        type=click.IntRange(0),
+        help="Most adapters that may be loaded at a time; default: as many as --adapter names.",
+    ),
+    click.option("--max-adapter-rank", type=click.IntRange(1), help="Largest rank of an adapter; default: 64."),
+    click.option(
+        "--adapter-root",
+        metavar="DIR",
+        type=PATH,
+        help="Folder below which callers of the role admin may load adapters over HTTP; default: none.",
+    ),
+    base_option,
+)
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+def serving_options(command: C) -> C:
+    """Adds the options of `tk serve` about adapters to a command."""
+    for option in reversed(_OF_SERVE):
+        command = option(command)
+    return command
+
+
 def adapted_model(checkpoint: Path, base: Path | None, adapter: Path | None = None) -> AdaptedModel:
     """Returns what to load for a CKPT, which is a model or an adapter.
 
@@ -94,3 +128,23 @@ def _with(model: Path, opened: "Checkpoint", adapter: Path) -> AdaptedModel:
 
     options = StoredAdapter.of(opened).options
     return AdaptedModel(model, adapter, max(options.rank, *options.rank_pattern.values(), 1))
+
+
+def with_base(options: "EngineOptions", base: Path | None, follow: bool) -> "EngineOptions":
+    """Returns the options for a checkpoint that may be an adapter: then its base is the model, and it has a name.
+
+    Raises:
+        ConfigError: see `adapted_model`; or there is no room for the adapter, or its run shall be followed.
+    """
+    from ..infer.engine.planning.model_source import checkpoint_name
+
+    model = adapted_model(options.checkpoint, base)
+    if model.adapter is None:
+        return options
+    if follow:
+        raise ConfigError(f"--follow is for the run of a model, and {model.adapter} is an adapter.")
+    adapters = {checkpoint_name(model.adapter): model.adapter, **options.adapters}
+    changed = replace(options, checkpoint=model.path, adapters=adapters)
+    changed.validate()
+    click.echo(f"base      {model.path}\nadapter   {next(iter(adapters))}: {model.adapter}", err=True)
+    return changed

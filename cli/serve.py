@@ -1,7 +1,6 @@
 """`tk serve`: serves a checkpoint over gRPC."""
 
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -9,7 +8,7 @@ import click
 
 from ..core.errors import ConfigError
 from ..core.extras import install_line
-from .adapter_options import NamedPath, adapted_model, base_option
+from .adapter_options import serving_options, with_base
 from .common import PATH
 from .engine_options import (
     dtype_option,
@@ -101,27 +100,7 @@ _SERVER_VALUES: Final = (
     help="Name by which requests may ask for the model; repeat it for more, the first is reported. Default: the "
     "name of the run or folder.",
 )
-@click.option(
-    "--adapter",
-    "adapters",
-    metavar="NAME=CKPT",
-    multiple=True,
-    type=NamedPath(),
-    help="Adapter to load at start, and the name by which requests ask for it; repeat it for more.",
-)
-@click.option(
-    "--max-adapters",
-    type=click.IntRange(0),
-    help="Most adapters that may be loaded at a time; default: as many as --adapter names.",
-)
-@click.option("--max-adapter-rank", type=click.IntRange(1), help="Largest rank of an adapter; default: 64.")
-@click.option(
-    "--adapter-root",
-    metavar="DIR",
-    type=PATH,
-    help="Folder below which callers of the role admin may load adapters over HTTP; default: none.",
-)
-@base_option
+@serving_options
 @click.option("--max-running", type=click.IntRange(1), help="Most sequences that are computed at the same time.")
 @click.option("--max-queued", type=click.IntRange(0), help="Most sequences that wait; more are refused.")
 @click.option("--max-queued-tokens", type=click.IntRange(1), help="Most prompt tokens that wait; more are refused.")
@@ -213,34 +192,36 @@ def serve(
     share_one_memory_area()
     log = background_log(log_json or log_format == "json", is_private=not values["log_prompts"])
     click.get_current_context().with_resource(log)
-    server_options = _server_options(values)
+    server_options, options = _server_options(values), _engine_options(checkpoint, values)
     check_address(server_options)
-    options = _engine_options(checkpoint, values)
     server_options = within_open_files(server_options, options.max_running + options.max_queued, options.tp)
     ports = _ports(server_options)
     threads = threads_per_rank(options.tp, options.threads)
-    with closing(WorkerProcesses(options.tp, threads)) as processes:
-        with closing(_begun(options, base, follow, processes)) as engine, ExitStack() as stack:
-            from ..infer.serve.app import End, serve_until_signal  # gRPC, while the workers load the model
-            from ..infer.serve.operations.model_switch import ModelSwitch
-            from ..infer.serve.operations.next_engine import begin_beside, run_of
-            from ..infer.serve.operations.run_watcher import RunWatcher, watching
+    with (
+        closing(WorkerProcesses(options.tp, threads)) as processes,
+        closing(_begun(options, base, follow, processes)) as engine,
+        ExitStack() as stack,
+    ):
+        from ..infer.serve.app import End, serve_until_signal  # gRPC, while the workers load the model
+        from ..infer.serve.operations.model_switch import ModelSwitch
+        from ..infer.serve.operations.next_engine import begin_beside, run_of
+        from ..infer.serve.operations.run_watcher import RunWatcher, watching
 
-            run = run_of(engine) if follow else None
-            switch = stack.enter_context(closing(ModelSwitch(engine, begin_beside)))
+        run = run_of(engine) if follow else None
+        switch = stack.enter_context(closing(ModelSwitch(engine, begin_beside)))
 
-            def on_ready(address: str) -> None:
-                _show_ready(engine.info.kernels, f"{threads} on each of {options.tp} ranks", address, ports)
-                if run is not None:
-                    stack.enter_context(watching(RunWatcher(run, engine.info.step, switch.reload)))
+        def on_ready(address: str) -> None:
+            _show_ready(engine.info.kernels, f"{threads} on each of {options.tp} ranks", address, ports)
+            if run is not None:
+                stack.enter_context(watching(RunWatcher(run, engine.info.step, switch.reload)))
 
-            codes = {End.DRAINED: 0, End.TERMINATED: EXIT_TERMINATED}
-            last = {End.DRAINED: server_options.drain_timeout + LAST_SECONDS, End.SECOND_SIGNAL: HURRIED_SECONDS}
+        codes = {End.DRAINED: 0, End.TERMINATED: EXIT_TERMINATED}
+        last = {End.DRAINED: server_options.drain_timeout + LAST_SECONDS, End.SECOND_SIGNAL: HURRIED_SECONDS}
 
-            def on_signal(end: End) -> None:
-                exit_within(last.get(end, LAST_SECONDS), codes.get(end, EXIT_INTERRUPTED))
+        def on_signal(end: End) -> None:
+            exit_within(last.get(end, LAST_SECONDS), codes.get(end, EXIT_INTERRUPTED))
 
-            end = serve_until_signal(switch, server_options, on_ready, switch, ports, on_signal)
+        end = serve_until_signal(switch, server_options, on_ready, switch, ports, on_signal)
     if end is End.INTERRUPTED:
         raise click.Abort
     click.get_current_context().exit(codes.get(end, EXIT_INTERRUPTED))
@@ -267,27 +248,17 @@ def _begun(options: "EngineOptions", base: Path | None, follow: bool, processes:
     """Returns an engine that loads the model, while the workers import their modules."""
     from ..infer.engine.engine import Engine
 
-    return Engine.begin(_with_base(options, base, follow), on_plan=_show, processes=processes)
+    changed = with_base(options, base, follow)
 
+    def on_plan(info: "ModelInfo", memory: "MemoryPlan") -> None:
+        if taken := sorted(changed.adapters.keys() & set(info.names)):
+            raise ConfigError(
+                f"{taken[0]!r} is the name of the model and of an adapter. Give the adapter another one (--adapter "
+                "NAME=CKPT), or the model (--served-model-name NAME)."
+            )
+        _show(info, memory)
 
-def _with_base(options: "EngineOptions", base: Path | None, follow: bool) -> "EngineOptions":
-    """Returns the options for a checkpoint that may be an adapter: then its base is the model, and it has a name.
-
-    Raises:
-        ConfigError: see `adapted_model`; or there is no room for the adapter, or its run shall be followed.
-    """
-    from ..infer.engine.planning.model_source import checkpoint_name
-
-    model = adapted_model(options.checkpoint, base)
-    if model.adapter is None:
-        return options
-    if follow:
-        raise ConfigError(f"--follow is for the run of a model, and {model.adapter} is an adapter.")
-    adapters = {checkpoint_name(model.adapter): model.adapter, **options.adapters}
-    changed = replace(options, checkpoint=model.path, adapters=adapters)
-    changed.validate()
-    click.echo(f"base      {model.path}\nadapter   {next(iter(adapters))}: {model.adapter}", err=True)
-    return changed
+    return Engine.begin(changed, on_plan, processes)
 
 
 def _show_ready(kernels: str, threads: str, address: str, ports: "list[Listener]") -> None:

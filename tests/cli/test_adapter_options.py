@@ -73,6 +73,10 @@ def test_a_base_that_has_moved_is_named(
         (["serve", "BASE", "--adapter", "sql"], "'sql' is not NAME=CKPT, for example sql=runs/sql"),
         (["serve", "BASE", "--adapter", "a=ADAPTER", "--adapter", "a=ADAPTER"], "--adapter names two adapters alike"),
         (["serve", "BASE", "--adapter", "a=ADAPTER", "--max-adapters", "0"], "max_adapters is 0"),
+        (
+            ["serve", "BASE", "--adapter", "base=ADAPTER", "--max-adapter-rank", "70"],
+            "'base' is the name of the model and of an adapter",
+        ),
         (["serve", "ADAPTER", "--follow"], "--follow is for the run of a model"),
         (["serve", "BASE", "--adapter-root", "BASE/config.json"], "is no folder"),
     ],
@@ -113,7 +117,7 @@ def test_a_server_is_asked_for_an_adapter_by_its_name(
 def test_serve_takes_adapters_by_name(monkeypatch: pytest.MonkeyPatch, base: Path, adapter: Path) -> None:
     seen: list[EngineOptions] = []
 
-    def begin(options: EngineOptions, **more: object) -> None:
+    def begin(options: EngineOptions, *more: object) -> None:
         seen.append(options)
         raise SystemExit(9)
 
