@@ -8,6 +8,7 @@ import click
 
 from ..core.errors import ConfigError
 from ..core.progress import progress_bar
+from .adapter_options import AdaptedModel, adapted_model, base_option
 from .common import PATH, print_json
 from .corpus_report import ignore_option
 from .engine_options import DTYPES, KV_CACHE_DTYPES, QUANTIZED_DTYPES, kernels_option, threads_option, tp_option
@@ -21,7 +22,10 @@ LONGEST_DEFAULT: Final = 2048  # tokens of context, where the model takes more
 MAX_RUNNING: Final = 16  # windows at a time: they fill steps, and their cache stays small
 
 
-@click.command(epilog="Example: tk eval runs/demo --data held-out.txt --kv-dtype auto --kv-dtype int8")
+@click.command(
+    epilog="Example: tk eval runs/demo --data held-out.txt --kv-dtype auto --kv-dtype int8. With an adapter: "
+    "tk eval models/base --adapter runs/sql --data held-out.txt"
+)
 @click.argument("checkpoint", metavar="CKPT", type=PATH)
 @click.option(
     "--data",
@@ -40,6 +44,8 @@ MAX_RUNNING: Final = 16  # windows at a time: they fill steps, and their cache s
 )
 @click.option("--limit", type=click.IntRange(2), help="Read only so many tokens of the data.")
 @ignore_option
+@click.option("--adapter", metavar="CKPT", type=PATH, help="Adapter with which CKPT is measured.")
+@base_option
 @tp_option
 @click.option("--dtype", "dtypes", type=DTYPES, multiple=True, help="Dtype of the computation; repeat it to compare.")
 @click.option(
@@ -62,6 +68,8 @@ def evaluate(
     stride: int | None,
     limit: int | None,
     ignored: tuple[str, ...],
+    adapter: Path | None,
+    base: Path | None,
     dtypes: tuple[str, ...],
     weight_dtypes: tuple[str, ...],
     kv_dtypes: tuple[str, ...],
@@ -73,6 +81,8 @@ def evaluate(
     Text is cut into windows of --context tokens, in which every token but a text's first is scored once. With several
     --dtype, --weight-dtype or --kv-dtype, every combination is measured and compared with the first one: the difference
     of the mean loss, and how many tokens would be chosen differently.
+
+    A CKPT that is an adapter is measured on its base.
     """
     from ..checkpoint import Checkpoint
     from ..text.tokenizer import Tokenizer
@@ -80,7 +90,8 @@ def evaluate(
     from .eval_data import read_texts
     from .eval_report import EvalReport
 
-    opened = Checkpoint.open(checkpoint)
+    model = adapted_model(checkpoint, base, adapter)
+    opened = Checkpoint.open(model.path)
     length = _context(opened, context)
     if stride is not None and stride > length:
         raise ConfigError(f"--stride {stride} is more than the context of {length} tokens.")
@@ -89,7 +100,7 @@ def evaluate(
     given = {name: value for name, value in engine_values.items() if value is not None}
     names = ("dtype", "weight_dtype", "kv_dtype")
     runs = [
-        _measure(checkpoint, texts, (length, stride or length), dict(zip(names, chosen, strict=True)) | given)
+        _measure(model, texts, (length, stride or length), dict(zip(names, chosen, strict=True)) | given)
         for chosen in product(*(values or ("auto",) for values in (dtypes, weight_dtypes, kv_dtypes)))
     ]
     report = EvalReport(str(data), length, stride or length, tuple(runs))
@@ -109,15 +120,16 @@ def _context(checkpoint: "Checkpoint", wanted: int | None) -> int:
 
 
 def _measure(
-    checkpoint: Path, texts: "list[EvalText]", window: tuple[int, int], engine_values: dict[str, Any]
+    model: AdaptedModel, texts: "list[EvalText]", window: tuple[int, int], engine_values: dict[str, Any]
 ) -> "EvalRun":
     from ..infer.engine.llm import LLM
     from ..infer.engine.perplexity import measure_perplexity, num_scored
     from .eval_report import EvalRun
 
     context, stride = window
-    with LLM(checkpoint, max_model_len=context, max_running=MAX_RUNNING, **engine_values) as llm:
+    values = {"max_model_len": context, "max_running": MAX_RUNNING, **model.options, **engine_values}
+    with LLM(model.path, **values) as llm:
         info = llm.model_info()
         name = f"{info.dtype}, weights {info.weight_dtype}, KV cache {info.kv_dtype}, tokens scored"
         with progress_bar(name, num_scored(texts), show="{:,}".format) as bar:
-            return EvalRun(info, measure_perplexity(llm, texts, context, stride, bar.advance))
+            return EvalRun(info, measure_perplexity(llm, texts, context, stride, bar.advance, model.request_adapter))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..core.errors import ConfigError
+from .adapter_options import AdaptedModel, adapted_model, base_option
 from .common import PATH_TEXT, PathType, print_json
 from .connection_options import connection_options, take_credentials
 from .engine_options import (
@@ -38,7 +39,10 @@ _SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "json_sc
 _TEXT_FILE = PathType(exists=True, dir_okay=False, path_type=Path)
 
 
-@click.command(epilog='Example: tk generate runs/demo "def main(" --max-new-tokens 50')
+@click.command(
+    epilog='Example: tk generate runs/demo "def main(" --max-new-tokens 50. With an adapter: tk generate models/base '
+    '--adapter runs/sql "SELECT", or tk generate runs/sql "SELECT"'
+)
 @click.argument("source", metavar="CKPT|HOST:PORT", type=PATH_TEXT)
 @click.argument("prompt", required=False)
 @click.option("--max-new-tokens", type=click.IntRange(1), help="Most tokens to generate; default: as many as fit.")
@@ -58,6 +62,10 @@ _TEXT_FILE = PathType(exists=True, dir_okay=False, path_type=Path)
 @click.option("--json-schema", type=_TEXT_FILE, help="Write JSON that the JSON Schema in this file accepts.")
 @click.option("--regex", help="Write a text that this regular expression matches as a whole.")
 @click.option("--grammar", type=_TEXT_FILE, help="Write a text of the grammar in this file, in Lark's syntax.")
+@click.option(
+    "--adapter", metavar="CKPT|NAME", type=PATH_TEXT, help="Adapter of CKPT; of a server, the name of one that it has."
+)
+@base_option
 @tp_option
 @threads_option
 @dtype_option
@@ -73,27 +81,31 @@ def generate(source: str, prompt: str | None, chat: bool, bypass: bool, as_json:
     """Continue PROMPT, or the text on stdin, and stream the continuation to stdout.
 
     The model is the one that a server at HOST:PORT serves, or CKPT: a step folder, a run folder or a Hugging Face
-    folder. The options from --tp to --kernels are for a CKPT; a server has its own. The token for a server
-    that needs one is read from the environment variable TK_TOKEN.
+    folder. A CKPT that is an adapter answers on its base. The options from --base to --kernels are for a CKPT; a server
+    has its own. The token for a server that needs one is read from the environment variable TK_TOKEN.
     """
     from ..infer.engine.request.request import CacheOptions
     from ..infer.engine.request.sampling_params import SamplingParams
 
     params = SamplingParams(**{name: _text_of(options.pop(name)) for name in _SAMPLING})
-    credentials = take_credentials(options)
+    credentials, adapter = take_credentials(options), options.pop("adapter") or ""
     loading = {name: value for name, value in options.items() if value is not None}
     cache = CacheOptions(bypass=bypass)
     text = _read_stdin() if prompt is None else prompt
     address = not Path(source).exists() and _ADDRESS.fullmatch(source) is not None
     if address:
         _refuse_loading(source, loading)
-    given = _chat(source, address, text) if chat else text
-    with _opened(source, address, loading, credentials) as model:
+    local = None
+    if not address:
+        local = adapted_model(Path(source), loading.pop("base", None), Path(adapter) if adapter else None)
+        adapter = local.request_adapter
+    given = _chat(local, text) if chat else text
+    with _opened(source, local, loading, credentials) as model:
         if as_json:
-            [completion] = model.generate([given], params, cache)
+            [completion] = model.generate([given], params, cache, adapter)
             print_json(_document(text, completion, model.model_info()))
             return
-        for delta in model.stream(given, params, cache):
+        for delta in model.stream(given, params, cache, adapter):
             click.echo(delta.text, nl=False)
         click.echo()
 
@@ -135,7 +147,7 @@ def _refuse_loading(address: str, given: Mapping[str, Any]) -> None:
         raise ConfigError(f"{name} is for a CKPT; the server at {address} has loaded its model already.")
 
 
-def _chat(source: str, address: bool, message: str) -> "Conversation | list[int]":
+def _chat(local: AdaptedModel | None, message: str) -> "Conversation | list[int]":
     """Returns a conversation that the message begins; of a checkpoint its tokens, before the model is loaded.
 
     Raises:
@@ -145,21 +157,21 @@ def _chat(source: str, address: bool, message: str) -> "Conversation | list[int]
     from ..infer.engine.request.prompts import Conversation
 
     conversation = Conversation([{"role": "user", "content": message}])
-    if address:
+    if local is None:
         return conversation
     from ..checkpoint import Checkpoint
     from ..text.tokenizer import Tokenizer
 
-    checkpoint = Checkpoint.open(Path(source))
+    checkpoint = Checkpoint.open(local.path)
     return Tokenizer.from_folder(checkpoint.path).encode_chat(conversation.messages)
 
 
 @contextmanager
 def _opened(
-    source: str, address: bool, loading: Mapping[str, Any], credentials: "Callable[[], Credentials]"
+    source: str, local: AdaptedModel | None, loading: Mapping[str, Any], credentials: "Callable[[], Credentials]"
 ) -> "Iterator[Client | LLM]":
     """Yields a client for an address, or an engine for a path."""
-    if address:
+    if local is None:
         from ..infer.client.client import Client
 
         with Client(source, credentials=credentials()) as client:
@@ -167,7 +179,7 @@ def _opened(
     else:
         from ..infer.engine.llm import LLM
 
-        with LLM(source, **loading) as llm:
+        with LLM(local.path, **loading, **local.options) as llm:
             yield llm
 
 
@@ -181,6 +193,7 @@ def _document(prompt: str, completion: "Completion", info: "ModelInfo") -> dict[
         "seed": completion.seed,
         "request_id": completion.request_id,
         "step": completion.step,
+        "adapter_sha256": completion.adapter_sha256,
         "usage": asdict(completion.usage),
         "timing": asdict(completion.timing),
         "model": asdict(info),

@@ -8,6 +8,7 @@ import click
 
 from ..core.errors import ConfigError
 from ..core.extras import install_line
+from .adapter_options import serving_options, with_base
 from .common import PATH
 from .engine_options import (
     dtype_option,
@@ -22,8 +23,11 @@ from .engine_options import (
 )
 
 if TYPE_CHECKING:
+    from ..infer.engine.engine import Engine
+    from ..infer.engine.options import EngineOptions
     from ..infer.engine.planning.memory_plan import MemoryPlan
     from ..infer.engine.request.events import ModelInfo
+    from ..infer.engine.worker.processes import WorkerProcesses
     from ..infer.serve.http.listener import Listener
     from ..infer.serve.options import ServerOptions
 
@@ -33,11 +37,14 @@ HURRIED_SECONDS: Final = 0.7  # the same after a second signal: for the callers 
 # The options that ServerOptions has by the same name; all others, but for TLS, are the engine's.
 _SERVER_VALUES: Final = (
     *("host", "port", "admin_port", "health_port", "http_port", "metrics_port", "metrics_host"),
-    *("drain_timeout", "default_max_new_tokens", "tokens", "insecure", "log_prompts"),
+    *("drain_timeout", "default_max_new_tokens", "tokens", "insecure", "log_prompts", "adapter_root"),
 )
 
 
-@click.command(epilog="Example: tk serve runs/demo --kv-dtype int8 --port 0")
+@click.command(
+    epilog="Example: tk serve runs/demo --kv-dtype int8 --port 0. With adapters: tk serve models/base --adapter "
+    "sql=runs/sql --max-adapters 4"
+)
 @click.argument("checkpoint", metavar="CKPT", type=PATH)
 @tp_option
 @threads_option
@@ -93,6 +100,7 @@ _SERVER_VALUES: Final = (
     help="Name by which requests may ask for the model; repeat it for more, the first is reported. Default: the "
     "name of the run or folder.",
 )
+@serving_options
 @click.option("--max-running", type=click.IntRange(1), help="Most sequences that are computed at the same time.")
 @click.option("--max-queued", type=click.IntRange(0), help="Most sequences that wait; more are refused.")
 @click.option("--max-queued-tokens", type=click.IntRange(1), help="Most prompt tokens that wait; more are refused.")
@@ -159,6 +167,7 @@ _SERVER_VALUES: Final = (
 )
 def serve(
     checkpoint: Path,
+    base: Path | None,
     follow: bool,
     log_format: str,
     log_json: bool,
@@ -171,51 +180,85 @@ def serve(
     second. If a worker dies, or hangs for --step-timeout, all requests fail; the workers start again up to
     --max-restarts times, and then it exits with 1. Admin.Reload, or --follow, changes to another step of the model;
     requests end on the weights they began with.
+
+    If CKPT is an adapter, its base is served, and the adapter under the name of its run or folder.
     """
     from ..core.background_log import background_log
     from ..core.process import exit_within, share_one_memory_area
     from ..infer.engine.job import threads_per_rank
-    from ..infer.engine.options import EngineOptions
     from ..infer.engine.worker.processes import WorkerProcesses
     from ..infer.serve.options import check_address, within_open_files
 
     share_one_memory_area()
     log = background_log(log_json or log_format == "json", is_private=not values["log_prompts"])
     click.get_current_context().with_resource(log)
-    server_options = _server_options(values)
+    server_options, options = _server_options(values), _engine_options(checkpoint, values)
     check_address(server_options)
-    options = EngineOptions(checkpoint, **{name: value for name, value in values.items() if value is not None})
-    options.validate()
     server_options = within_open_files(server_options, options.max_running + options.max_queued, options.tp)
     ports = _ports(server_options)
     threads = threads_per_rank(options.tp, options.threads)
-    with closing(WorkerProcesses(options.tp, threads)) as processes:
-        from ..infer.engine.engine import Engine  # while the workers import their modules
+    with (
+        closing(WorkerProcesses(options.tp, threads)) as processes,
+        closing(_begun(options, base, follow, processes)) as engine,
+        ExitStack() as stack,
+    ):
+        from ..infer.serve.app import End, serve_until_signal  # gRPC, while the workers load the model
+        from ..infer.serve.operations.model_switch import ModelSwitch
+        from ..infer.serve.operations.next_engine import begin_beside, run_of
+        from ..infer.serve.operations.run_watcher import RunWatcher, watching
 
-        with closing(Engine.begin(options, on_plan=_show, processes=processes)) as engine, ExitStack() as stack:
-            from ..infer.serve.app import End, serve_until_signal  # gRPC, while the workers load the model
-            from ..infer.serve.operations.model_switch import ModelSwitch
-            from ..infer.serve.operations.next_engine import begin_beside, run_of
-            from ..infer.serve.operations.run_watcher import RunWatcher, watching
+        run = run_of(engine) if follow else None
+        switch = stack.enter_context(closing(ModelSwitch(engine, begin_beside)))
 
-            run = run_of(engine) if follow else None
-            switch = stack.enter_context(closing(ModelSwitch(engine, begin_beside)))
+        def on_ready(address: str) -> None:
+            _show_ready(engine.info.kernels, f"{threads} on each of {options.tp} ranks", address, ports)
+            if run is not None:
+                stack.enter_context(watching(RunWatcher(run, engine.info.step, switch.reload)))
 
-            def on_ready(address: str) -> None:
-                _show_ready(engine.info.kernels, f"{threads} on each of {options.tp} ranks", address, ports)
-                if run is not None:
-                    stack.enter_context(watching(RunWatcher(run, engine.info.step, switch.reload)))
+        codes = {End.DRAINED: 0, End.TERMINATED: EXIT_TERMINATED}
+        last = {End.DRAINED: server_options.drain_timeout + LAST_SECONDS, End.SECOND_SIGNAL: HURRIED_SECONDS}
 
-            codes = {End.DRAINED: 0, End.TERMINATED: EXIT_TERMINATED}
-            last = {End.DRAINED: server_options.drain_timeout + LAST_SECONDS, End.SECOND_SIGNAL: HURRIED_SECONDS}
+        def on_signal(end: End) -> None:
+            exit_within(last.get(end, LAST_SECONDS), codes.get(end, EXIT_INTERRUPTED))
 
-            def on_signal(end: End) -> None:
-                exit_within(last.get(end, LAST_SECONDS), codes.get(end, EXIT_INTERRUPTED))
-
-            end = serve_until_signal(switch, server_options, on_ready, switch, ports, on_signal)
+        end = serve_until_signal(switch, server_options, on_ready, switch, ports, on_signal)
     if end is End.INTERRUPTED:
         raise click.Abort
     click.get_current_context().exit(codes.get(end, EXIT_INTERRUPTED))
+
+
+def _engine_options(checkpoint: Path, values: dict[str, Any]) -> "EngineOptions":
+    """Returns the options of the engine from the values of the command's.
+
+    Raises:
+        ConfigError: one is wrong for every model, or two adapters have one name.
+    """
+    from ..infer.engine.options import EngineOptions
+
+    adapters = dict(values["adapters"])
+    if len(adapters) < len(values["adapters"]):
+        raise ConfigError("--adapter names two adapters alike; give each a name of its own.")
+    given = {name: value for name, value in values.items() if value is not None}
+    options = EngineOptions(checkpoint, **given | {"adapters": adapters})
+    options.validate()
+    return options
+
+
+def _begun(options: "EngineOptions", base: Path | None, follow: bool, processes: "WorkerProcesses") -> "Engine":
+    """Returns an engine that loads the model, while the workers import their modules."""
+    from ..infer.engine.engine import Engine
+
+    changed = with_base(options, base, follow)
+
+    def on_plan(info: "ModelInfo", memory: "MemoryPlan") -> None:
+        if taken := sorted(changed.adapters.keys() & set(info.names)):
+            raise ConfigError(
+                f"{taken[0]!r} is the name of the model and of an adapter. Give the adapter another one (--adapter "
+                "NAME=CKPT), or the model (--served-model-name NAME)."
+            )
+        _show(info, memory)
+
+    return Engine.begin(changed, on_plan, processes)
 
 
 def _show_ready(kernels: str, threads: str, address: str, ports: "list[Listener]") -> None:

@@ -37,6 +37,7 @@ class Client(BlockingConnection):
         prompts: GivenPrompts,
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         cache: CacheOptions | None = None,
+        adapter: str = "",
     ) -> list[Completion]:
         """Returns one Completion per prompt, in order; the server computes many at a time.
 
@@ -44,34 +45,51 @@ class Client(BlockingConnection):
             prompts: a sequence of prompts, each a str, a list of token ids or a Conversation; one alone is one prompt.
             params: one SamplingParams for all prompts, or one per prompt; None = the defaults.
             cache: the use of the prefix cache; None = the defaults.
+            adapter: the name of an adapter that the server has loaded; "" = none.
         """
-        messages = [message_for(request) for request in as_requests(prompts, params, cache)]
+        messages = [message_for(request) for request in as_requests(prompts, params, cache, adapter)]
         return self._all(self._stub.GenerateOnce, messages, completion_from_wire)
 
     def stream(
-        self, prompt: GivenPrompt, params: SamplingParams | None = None, cache: CacheOptions | None = None
+        self,
+        prompt: GivenPrompt,
+        params: SamplingParams | None = None,
+        cache: CacheOptions | None = None,
+        adapter: str = "",
     ) -> Iterator[Delta]:
         """Yields the Deltas of one prompt as the server sends them; leaving the iterator early ends the request."""
-        return _deltas(self.events(prompt, params, cache))
+        return _deltas(self.events(prompt, params, cache, adapter))
 
     def events(
-        self, prompt: GivenPrompt, params: SamplingParams | None = None, cache: CacheOptions | None = None
+        self,
+        prompt: GivenPrompt,
+        params: SamplingParams | None = None,
+        cache: CacheOptions | None = None,
+        adapter: str = "",
     ) -> Generator[Event, None, None]:
         """Yields all events of one prompt: Started, which has the step of the weights, PromptLogprobs of a long prompt
         if asked for, Deltas, and Finished for each sample; else as `stream`."""
-        return self._events(message_for(as_request(prompt, params, cache)))
+        return self._events(message_for(as_request(prompt, params, cache, adapter)))
 
     @overload
-    def score(self, prompt: str | Sequence[int], continuation: str | Sequence[int]) -> Score: ...  # type: ignore[overload-overlap]  # a str is one text
+    def score(  # type: ignore[overload-overlap]  # a str is one text
+        self, prompt: str | Sequence[int], continuation: str | Sequence[int], *, adapter: str = ""
+    ) -> Score: ...
 
     @overload
-    def score(self, prompt: str | Sequence[int], continuation: Sequence[str | Sequence[int]]) -> list[Score]: ...
+    def score(
+        self, prompt: str | Sequence[int], continuation: Sequence[str | Sequence[int]], *, adapter: str = ""
+    ) -> list[Score]: ...
 
     def score(
-        self, prompt: str | Sequence[int], continuation: str | Sequence[int] | Sequence[str | Sequence[int]]
+        self,
+        prompt: str | Sequence[int],
+        continuation: str | Sequence[int] | Sequence[str | Sequence[int]],
+        *,
+        adapter: str = "",
     ) -> Score | list[Score]:
         """Returns the log-probabilities of a continuation of the prompt, or of each of several; see `LLM.score`."""
-        scores = self._all(self._stub.Score, score_messages(prompt, continuation), score_from_wire)
+        scores = self._all(self._stub.Score, score_messages(prompt, continuation, adapter), score_from_wire)
         return scores[0] if is_one_prompt(continuation) else scores
 
     def model_info(self) -> ModelInfo:
@@ -132,29 +150,38 @@ class AsyncClient(ServerConnection):
         prompts: GivenPrompts,
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         cache: CacheOptions | None = None,
+        adapter: str = "",
     ) -> list[Completion]:
         """Returns one Completion per prompt, in order; if one fails, the calls of the others end."""
-        messages = [message_for(request) for request in as_requests(prompts, params, cache)]
+        messages = [message_for(request) for request in as_requests(prompts, params, cache, adapter)]
         return await self._all(self._stub.GenerateOnce, messages, completion_from_wire)
 
     async def stream(
-        self, prompt: GivenPrompt, params: SamplingParams | None = None, cache: CacheOptions | None = None
+        self,
+        prompt: GivenPrompt,
+        params: SamplingParams | None = None,
+        cache: CacheOptions | None = None,
+        adapter: str = "",
     ) -> AsyncGenerator[Delta, None]:
         """Yields the Deltas of one prompt as the server sends them.
 
         If the reader leaves before the end, the request ends when the iterator is closed: at once with
         `contextlib.aclosing`, else when nothing refers to it.
         """
-        async with aclosing(self.events(prompt, params, cache)) as events:
+        async with aclosing(self.events(prompt, params, cache, adapter)) as events:
             async for event in events:
                 if isinstance(event, Delta):
                     yield event
 
     async def events(
-        self, prompt: GivenPrompt, params: SamplingParams | None = None, cache: CacheOptions | None = None
+        self,
+        prompt: GivenPrompt,
+        params: SamplingParams | None = None,
+        cache: CacheOptions | None = None,
+        adapter: str = "",
     ) -> AsyncGenerator[Event, None]:
         """Yields all events of one prompt, see `Client.events`; else as `stream`."""
-        request = message_for(as_request(prompt, params, cache))
+        request = message_for(as_request(prompt, params, cache, adapter))
         attempts = self._attempts()
         while True:
             call = self._stub.Generate(request, timeout=attempts.seconds_left, metadata=self._metadata)
@@ -170,16 +197,24 @@ class AsyncClient(ServerConnection):
                 call.cancel()
 
     @overload
-    async def score(self, prompt: str | Sequence[int], continuation: str | Sequence[int]) -> Score: ...  # type: ignore[overload-overlap]  # a str is one text
+    async def score(  # type: ignore[overload-overlap]  # a str is one text
+        self, prompt: str | Sequence[int], continuation: str | Sequence[int], *, adapter: str = ""
+    ) -> Score: ...
 
     @overload
-    async def score(self, prompt: str | Sequence[int], continuation: Sequence[str | Sequence[int]]) -> list[Score]: ...
+    async def score(
+        self, prompt: str | Sequence[int], continuation: Sequence[str | Sequence[int]], *, adapter: str = ""
+    ) -> list[Score]: ...
 
     async def score(
-        self, prompt: str | Sequence[int], continuation: str | Sequence[int] | Sequence[str | Sequence[int]]
+        self,
+        prompt: str | Sequence[int],
+        continuation: str | Sequence[int] | Sequence[str | Sequence[int]],
+        *,
+        adapter: str = "",
     ) -> Score | list[Score]:
         """Returns the log-probabilities of one or several continuations; see `LLM.score`."""
-        scores = await self._all(self._stub.Score, score_messages(prompt, continuation), score_from_wire)
+        scores = await self._all(self._stub.Score, score_messages(prompt, continuation, adapter), score_from_wire)
         return scores[0] if is_one_prompt(continuation) else scores
 
     async def model_info(self) -> ModelInfo:

@@ -24,6 +24,7 @@ def message_for(request: Request) -> pb.GenerateRequest:
     with sendable():
         params_to_request(request.params, message)
         cache_to_request(request.cache, message)
+        message.adapter = request.adapter
         if isinstance(prompt, str):
             message.text = prompt
         elif isinstance(prompt, Conversation):
@@ -34,17 +35,19 @@ def message_for(request: Request) -> pb.GenerateRequest:
     return message
 
 
-def score_messages(prompt: GivenPrompt, continuation: GivenPrompts) -> list[pb.ScoreRequest]:
+def score_messages(prompt: GivenPrompt, continuation: GivenPrompts, adapter: str = "") -> list[pb.ScoreRequest]:
     """Returns one message per continuation; the arguments are those of `Client.score`.
 
     Raises:
         InvalidRequest: prompt or continuation are neither text nor token ids, or cannot be sent.
     """
-    return [_score_message(as_prompt(prompt), one) for one in as_prompts(continuation)]
+    return [_score_message(as_prompt(prompt), one, adapter) for one in as_prompts(continuation)]
 
 
-def _score_message(prompt: Prompt, continuation: Prompt) -> pb.ScoreRequest:
+def _score_message(prompt: Prompt, continuation: Prompt, adapter: str) -> pb.ScoreRequest:
     request = pb.ScoreRequest(top=1)
+    with sendable():
+        request.adapter = adapter
     for side, given, prefix in (("prompt", prompt, ""), ("continuation", continuation, "continuation_")):
         if isinstance(given, Conversation):
             raise InvalidRequest(f"The {side} of a score is a Conversation; it must be text or token ids.", field=side)

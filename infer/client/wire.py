@@ -12,6 +12,7 @@ from typing import Any, Final
 from ...proto.v1 import generation_pb2 as pb
 from ..engine.request.completion import Choice, Completion
 from ..engine.request.events import (
+    AdapterInfo,
     Delta,
     Finished,
     FinishReason,
@@ -132,6 +133,7 @@ def event_from_wire(response: pb.GenerateResponse) -> SentEvent | None:
                 seed=started.seed,
                 prompt_logprobs=_logprobs_from_wire(started.prompt_logprobs),
                 step=started.step,
+                adapter_sha256=started.adapter_sha256,
             )
         case "prompt_logprobs":
             scores = response.prompt_logprobs
@@ -173,6 +175,7 @@ def completion_to_wire(completion: Completion) -> pb.GenerateResult:
         timing=pb.Timing(**vars(completion.timing)),
         prompt_logprobs=_logprobs_to_wire(completion.prompt_logprobs),
         step=completion.step,
+        adapter_sha256=completion.adapter_sha256,
     )
 
 
@@ -197,6 +200,7 @@ def completion_from_wire(result: pb.GenerateResult) -> Completion:
         timing=Timing(**_values_of(Timing, result.timing)),
         prompt_logprobs=_logprobs_from_wire(result.prompt_logprobs),
         step=result.step,
+        adapter_sha256=result.adapter_sha256,
     )
 
 
@@ -231,6 +235,16 @@ def model_info_from_wire(message: pb.ModelInfo) -> ModelInfo:
     """Converts the message about the model back."""
     lists = {"eos_token_ids": tuple(message.eos_token_ids), "aliases": tuple(message.aliases)}
     return ModelInfo(**_values_of(ModelInfo, message) | lists)
+
+
+def adapter_to_wire(info: AdapterInfo) -> pb.Adapter:
+    """Converts the description of an adapter to its message, which has the dataclass's field names."""
+    return pb.Adapter(**vars(info))
+
+
+def adapter_from_wire(message: pb.Adapter) -> AdapterInfo:
+    """Converts the message about an adapter back."""
+    return AdapterInfo(**_values_of(AdapterInfo, message))
 
 
 def _logprobs_to_wire(logprobs: Iterable[TokenLogprob]) -> list[pb.TokenLogprob]:

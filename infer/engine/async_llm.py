@@ -136,18 +136,19 @@ class AsyncLLM:
 
     @overload
     async def score(  # type: ignore[overload-overlap]  # a str is one text
-        self, prompt: str | Sequence[int], continuation: str | Sequence[int], adapter: str = ""
+        self, prompt: str | Sequence[int], continuation: str | Sequence[int], *, adapter: str = ""
     ) -> Score: ...
 
     @overload
     async def score(
-        self, prompt: str | Sequence[int], continuation: Sequence[str | Sequence[int]], adapter: str = ""
+        self, prompt: str | Sequence[int], continuation: Sequence[str | Sequence[int]], *, adapter: str = ""
     ) -> list[Score]: ...
 
     async def score(
         self,
         prompt: str | Sequence[int],
         continuation: str | Sequence[int] | Sequence[str | Sequence[int]],
+        *,
         adapter: str = "",
     ) -> Score | list[Score]:
         """Returns the log-probabilities of one or several continuations; see `LLM.score`."""

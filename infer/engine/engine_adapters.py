@@ -14,6 +14,7 @@ from .options import check_names
 from .planning.adapter_source import AdapterSource
 from .planning.adapter_table import AdapterTable, SlottedAdapter
 from .planning.model_source import ModelSource
+from .request.events import AdapterInfo
 from .step_loop import StepLoop
 from .worker.adapter_order import AdapterOrder
 from .worker.worker_group import WorkerGroup
@@ -45,7 +46,12 @@ class EngineAdapters:
         """The adapters that requests may ask for, by name."""
         return self.table.loaded
 
-    def load(self, name: str, path: str | Path) -> AdapterSource:
+    @property
+    def infos(self) -> tuple[AdapterInfo, ...]:
+        """The descriptions of these adapters."""
+        return self.table.infos
+
+    def load(self, name: str, path: str | Path) -> AdapterInfo:
         """Loads an adapter, and gives it a name, which another one may have had; returns when requests can use it.
 
         Requests that use the other one end with it. The workers compute no step while they load.
@@ -76,15 +82,19 @@ class EngineAdapters:
             with self._lock:
                 self._pending.discard(done)
         self.table.give(name, taken)
-        return source
+        return source.info(name)
 
-    def unload(self, name: str) -> None:
+    def unload(self, name: str) -> "tuple[AdapterInfo, Future[None]]":
         """Takes a name away; the adapter's room is free when the last request that uses it has ended.
+
+        Returns:
+            The description of the adapter without requests, and what is done when there are none.
 
         Raises:
             UnknownAdapter: no loaded adapter has the name.
         """
-        self.table.remove(name)
+        removed = self.table.remove(name)
+        return removed.source.info(name), removed.unused
 
     def start(self) -> None:
         """Loads the adapters of the engine's options, on its thread, before the first step."""

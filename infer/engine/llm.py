@@ -115,17 +115,20 @@ class LLM:
         self.engine.adapters.unload(name)
 
     @overload
-    def score(self, prompt: str | Sequence[int], continuation: str | Sequence[int], adapter: str = "") -> Score: ...  # type: ignore[overload-overlap]  # a str is one text
+    def score(  # type: ignore[overload-overlap]  # a str is one text
+        self, prompt: str | Sequence[int], continuation: str | Sequence[int], *, adapter: str = ""
+    ) -> Score: ...
 
     @overload
     def score(
-        self, prompt: str | Sequence[int], continuation: Sequence[str | Sequence[int]], adapter: str = ""
+        self, prompt: str | Sequence[int], continuation: Sequence[str | Sequence[int]], *, adapter: str = ""
     ) -> list[Score]: ...
 
     def score(
         self,
         prompt: str | Sequence[int],
         continuation: str | Sequence[int] | Sequence[str | Sequence[int]],
+        *,
         adapter: str = "",
     ) -> Score | list[Score]:
         """Returns the log-probabilities of a continuation of the prompt, or of each of several.

@@ -100,7 +100,12 @@ def plan_windows(lengths: Sequence[int], context: int, stride: int) -> Iterator[
 
 
 def measure_perplexity(
-    llm: LLM, texts: Sequence[EvalText], context: int, stride: int, advance: Callable[[int], None] = lambda tokens: None
+    llm: LLM,
+    texts: Sequence[EvalText],
+    context: int,
+    stride: int,
+    advance: Callable[[int], None] = lambda tokens: None,
+    adapter: str = "",
 ) -> Perplexity:
     """Scores texts in windows.
 
@@ -109,6 +114,7 @@ def measure_perplexity(
         texts: no token is predicted from another text than its own.
         context, stride: see `plan_windows`.
         advance: is called with numbers of further tokens that are scored, counted or not.
+        adapter: the name of a loaded adapter; "" = none.
 
     Raises:
         ConfigError: context or stride are out of range, or the texts have no token to count.
@@ -123,7 +129,7 @@ def measure_perplexity(
     greedy: list[npt.NDArray[np.int64]] = []
     begun = time.monotonic()
     for batch in _batches(needed):
-        scores = llm.score_pairs(_pair(texts[window.text].tokens, window) for window in batch)
+        scores = llm.score_pairs((_pair(texts[window.text].tokens, window) for window in batch), adapter)
         for window, score in zip(batch, scores, strict=True):
             counted = masks[window.text][window.first : window.stop]
             logprobs.append(np.array(score.logprobs)[counted])

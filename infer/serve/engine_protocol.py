@@ -1,13 +1,14 @@
 """The interfaces of an engine that the server uses: `Engine` has it, and so has a fake in the tests."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Protocol
 
 from ...core.errors import WorkerDied
 from ...text.tokenizer_files import TextFiles
 from ..engine.grammar.compiler import Grammars
-from ..engine.request.events import Event, ModelInfo
+from ..engine.request.events import AdapterInfo, Event, ModelInfo
 from ..engine.request.prompts import Encoder
 from ..engine.request.request import Request
 from ..engine.schedule.statistics import CacheReport, EngineLoad, EngineTotals
@@ -44,6 +45,20 @@ class StatisticsProtocol(Protocol):
         """Counts the blocks of the cache, and looks for problems."""
 
 
+class AdaptersProtocol(Protocol):
+    """The adapters of an engine, for any thread."""
+
+    @property
+    def infos(self) -> tuple[AdapterInfo, ...]:
+        """The descriptions of the adapters that requests may ask for."""
+
+    def load(self, name: str, path: Path) -> AdapterInfo:
+        """Loads an adapter and gives it a name, which another one may have; see `EngineAdapters.load`."""
+
+    def unload(self, name: str) -> "tuple[AdapterInfo, Future[None]]":
+        """Takes a name away. Returns the adapter's description, and what is done when its last request has ended."""
+
+
 class EngineProtocol(Protocol):
     """An engine that begins to load the model; it runs requests on its own thread and reports them by events there."""
 
@@ -69,8 +84,13 @@ class EngineProtocol(Protocol):
     def statistics(self) -> StatisticsProtocol:
         """The load, and the blocks of the cache."""
 
+    @property
+    def adapters(self) -> AdaptersProtocol:
+        """The loaded adapters, and the loading of others."""
+
     def submit(self, request: Request, on_event: Callable[[Event], None]) -> None:
-        """Submits a request, from any thread; raises InvalidRequest, Overloaded or WorkerDied at once.
+        """Submits a request, from any thread; raises InvalidRequest, UnknownAdapter, Overloaded or
+        WorkerDied at once.
 
         The engine's thread calls `on_event` with each event, the last being Done or Failed; it must not block.
         """

@@ -37,6 +37,7 @@ class ServerOptions:
         tokens: the file of the callers' tokens (see access/tokens.py); None = every caller may make every call.
         log_prompts: whether the log, and spans, have the prompts of requests.
         max_connections: the largest number of connections of a port at a time.
+        adapter_root: the folder below which adapters may be loaded over HTTP; None = over HTTP none may.
         otlp_endpoint: the address of an OpenTelemetry collector, to which spans go by OTLP; None = there are none.
     """
 
@@ -56,6 +57,7 @@ class ServerOptions:
     log_prompts: bool = False
     max_connections: int = MAX_CONNECTIONS
     otlp_endpoint: str | None = None
+    adapter_root: Path | None = None
 
     def validate(self) -> None:
         """Checks all options.
@@ -84,6 +86,8 @@ class ServerOptions:
             self.certificates.check()
         if self.tokens is not None:
             parse_tokens(read_text(self.tokens), self.tokens)
+        if self.adapter_root is not None and not self.adapter_root.is_dir():
+            raise ConfigError(f"adapter_root = {self.adapter_root} is no folder; name the one that has the adapters.")
         if self.metrics_port is not None and not self.insecure and not is_loopback(self.metrics_host):
             raise ConfigError(
                 f"metrics_host = {self.metrics_host!r} can be reached from other machines, and metrics are not "

@@ -38,7 +38,7 @@ STATE_FAILED: State
 STATE_STALLED: State
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "tokens", "chat", "no_special_tokens", "sampling", "stopping", "output", "cache", "priority")
+    __slots__ = ("request_id", "model", "text", "tokens", "chat", "no_special_tokens", "sampling", "stopping", "output", "cache", "priority", "adapter")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class GenerateRequest(_message.Message):
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -61,7 +62,8 @@ class GenerateRequest(_message.Message):
     output: OutputOptions
     cache: CacheOptions
     priority: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., no_special_tokens: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., output: _Optional[_Union[OutputOptions, _Mapping]] = ..., cache: _Optional[_Union[CacheOptions, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
+    adapter: str
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., no_special_tokens: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., output: _Optional[_Union[OutputOptions, _Mapping]] = ..., cache: _Optional[_Union[CacheOptions, _Mapping]] = ..., priority: _Optional[int] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -167,20 +169,22 @@ class GenerateResponse(_message.Message):
     def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("request_id", "prompt_tokens", "cached_tokens", "seed", "prompt_logprobs", "step")
+    __slots__ = ("request_id", "prompt_tokens", "cached_tokens", "seed", "prompt_logprobs", "step", "adapter_sha256")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_SHA256_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_tokens: int
     cached_tokens: int
     seed: int
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
     step: int
-    def __init__(self, request_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., step: _Optional[int] = ...) -> None: ...
+    adapter_sha256: str
+    def __init__(self, request_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., step: _Optional[int] = ..., adapter_sha256: _Optional[str] = ...) -> None: ...
 
 class PromptLogprobs(_message.Message):
     __slots__ = ("start", "logprobs")
@@ -271,7 +275,7 @@ class Timing(_message.Message):
     def __init__(self, queue_seconds: _Optional[float] = ..., first_token_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., preemptions: _Optional[int] = ...) -> None: ...
 
 class GenerateResult(_message.Message):
-    __slots__ = ("request_id", "seed", "choices", "usage", "timing", "prompt_logprobs", "step")
+    __slots__ = ("request_id", "seed", "choices", "usage", "timing", "prompt_logprobs", "step", "adapter_sha256")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     CHOICES_FIELD_NUMBER: _ClassVar[int]
@@ -279,6 +283,7 @@ class GenerateResult(_message.Message):
     TIMING_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_SHA256_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     seed: int
     choices: _containers.RepeatedCompositeFieldContainer[Choice]
@@ -286,7 +291,8 @@ class GenerateResult(_message.Message):
     timing: Timing
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
     step: int
-    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., step: _Optional[int] = ...) -> None: ...
+    adapter_sha256: str
+    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., step: _Optional[int] = ..., adapter_sha256: _Optional[str] = ...) -> None: ...
 
 class Choice(_message.Message):
     __slots__ = ("index", "text", "token_ids", "logprobs", "reason", "stop", "stop_token_id")
@@ -307,18 +313,20 @@ class Choice(_message.Message):
     def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., stop: _Optional[str] = ..., stop_token_id: _Optional[int] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("text", "tokens", "continuation_text", "continuation_tokens", "top")
+    __slots__ = ("text", "tokens", "continuation_text", "continuation_tokens", "top", "adapter")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     CONTINUATION_TEXT_FIELD_NUMBER: _ClassVar[int]
     CONTINUATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     text: str
     tokens: TokenIds
     continuation_text: str
     continuation_tokens: TokenIds
     top: int
-    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., continuation_text: _Optional[str] = ..., continuation_tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., top: _Optional[int] = ...) -> None: ...
+    adapter: str
+    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., continuation_text: _Optional[str] = ..., continuation_tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., top: _Optional[int] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
     __slots__ = ("logprobs", "total", "is_greedy", "prompt_tokens")
@@ -351,7 +359,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "architecture", "step", "manifest_sha256", "version", "api_revision", "tp", "dtype", "weight_dtype", "kv_dtype", "block_size", "num_blocks", "max_model_len", "max_running", "max_top_logprobs", "vocab_size", "eos_token_ids", "kv_bytes_per_token", "kernels", "aliases", "created")
+    __slots__ = ("name", "architecture", "step", "manifest_sha256", "version", "api_revision", "tp", "dtype", "weight_dtype", "kv_dtype", "block_size", "num_blocks", "max_model_len", "max_running", "max_top_logprobs", "vocab_size", "eos_token_ids", "kv_bytes_per_token", "kernels", "aliases", "created", "max_adapters", "max_adapter_rank")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -373,6 +381,8 @@ class ModelInfo(_message.Message):
     KERNELS_FIELD_NUMBER: _ClassVar[int]
     ALIASES_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
+    MAX_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ADAPTER_RANK_FIELD_NUMBER: _ClassVar[int]
     name: str
     architecture: str
     step: int
@@ -394,7 +404,9 @@ class ModelInfo(_message.Message):
     kernels: str
     aliases: _containers.RepeatedScalarFieldContainer[str]
     created: int
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., step: _Optional[int] = ..., manifest_sha256: _Optional[str] = ..., version: _Optional[str] = ..., api_revision: _Optional[int] = ..., tp: _Optional[int] = ..., dtype: _Optional[str] = ..., weight_dtype: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_running: _Optional[int] = ..., max_top_logprobs: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., kv_bytes_per_token: _Optional[int] = ..., kernels: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., created: _Optional[int] = ...) -> None: ...
+    max_adapters: int
+    max_adapter_rank: int
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., step: _Optional[int] = ..., manifest_sha256: _Optional[str] = ..., version: _Optional[str] = ..., api_revision: _Optional[int] = ..., tp: _Optional[int] = ..., dtype: _Optional[str] = ..., weight_dtype: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_running: _Optional[int] = ..., max_top_logprobs: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., kv_bytes_per_token: _Optional[int] = ..., kernels: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., created: _Optional[int] = ..., max_adapters: _Optional[int] = ..., max_adapter_rank: _Optional[int] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ()
@@ -495,3 +507,43 @@ class ReloadResponse(_message.Message):
     step: int
     manifest_sha256: str
     def __init__(self, step: _Optional[int] = ..., manifest_sha256: _Optional[str] = ...) -> None: ...
+
+class LoadAdapterRequest(_message.Message):
+    __slots__ = ("name", "checkpoint")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    checkpoint: str
+    def __init__(self, name: _Optional[str] = ..., checkpoint: _Optional[str] = ...) -> None: ...
+
+class UnloadAdapterRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class ListAdaptersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListAdaptersResponse(_message.Message):
+    __slots__ = ("adapters",)
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
+    def __init__(self, adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ...) -> None: ...
+
+class Adapter(_message.Message):
+    __slots__ = ("name", "sha256", "rank", "bytes", "step", "live_requests")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    sha256: str
+    rank: int
+    bytes: int
+    step: int
+    live_requests: int
+    def __init__(self, name: _Optional[str] = ..., sha256: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., step: _Optional[int] = ..., live_requests: _Optional[int] = ...) -> None: ...

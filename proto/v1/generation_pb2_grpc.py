@@ -371,6 +371,21 @@ class AdminStub(object):
                 request_serializer=tk_dot_proto_dot_v1_dot_generation__pb2.ReloadRequest.SerializeToString,
                 response_deserializer=tk_dot_proto_dot_v1_dot_generation__pb2.ReloadResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/tk.v1.Admin/LoadAdapter',
+                request_serializer=tk_dot_proto_dot_v1_dot_generation__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=tk_dot_proto_dot_v1_dot_generation__pb2.Adapter.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/tk.v1.Admin/UnloadAdapter',
+                request_serializer=tk_dot_proto_dot_v1_dot_generation__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=tk_dot_proto_dot_v1_dot_generation__pb2.Adapter.FromString,
+                _registered_method=True)
+        self.ListAdapters = channel.unary_unary(
+                '/tk.v1.Admin/ListAdapters',
+                request_serializer=tk_dot_proto_dot_v1_dot_generation__pb2.ListAdaptersRequest.SerializeToString,
+                response_deserializer=tk_dot_proto_dot_v1_dot_generation__pb2.ListAdaptersResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -423,6 +438,31 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Loads a low-rank adapter and gives it a name, which another one may have: later requests for the name are answered by
+        the new one, and those that run end with theirs. Statuses: FAILED_PRECONDITION (no adapter of this base, damaged, or of
+        too large a rank), INVALID_ARGUMENT (the name), RESOURCE_EXHAUSTED (all places are taken). The adapter served on is
+        then the old one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Takes an adapter's name away, at once, and returns when its last request has ended and its place is free. A call that
+        ends before, by its deadline for example, takes nothing back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAdapters(self, request, context):
+        """The adapters that requests may ask for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -455,6 +495,21 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Reload,
                     request_deserializer=tk_dot_proto_dot_v1_dot_generation__pb2.ReloadRequest.FromString,
                     response_serializer=tk_dot_proto_dot_v1_dot_generation__pb2.ReloadResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=tk_dot_proto_dot_v1_dot_generation__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=tk_dot_proto_dot_v1_dot_generation__pb2.Adapter.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=tk_dot_proto_dot_v1_dot_generation__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=tk_dot_proto_dot_v1_dot_generation__pb2.Adapter.SerializeToString,
+            ),
+            'ListAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdapters,
+                    request_deserializer=tk_dot_proto_dot_v1_dot_generation__pb2.ListAdaptersRequest.FromString,
+                    response_serializer=tk_dot_proto_dot_v1_dot_generation__pb2.ListAdaptersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -623,6 +678,87 @@ class Admin(object):
             '/tk.v1.Admin/Reload',
             tk_dot_proto_dot_v1_dot_generation__pb2.ReloadRequest.SerializeToString,
             tk_dot_proto_dot_v1_dot_generation__pb2.ReloadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tk.v1.Admin/LoadAdapter',
+            tk_dot_proto_dot_v1_dot_generation__pb2.LoadAdapterRequest.SerializeToString,
+            tk_dot_proto_dot_v1_dot_generation__pb2.Adapter.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tk.v1.Admin/UnloadAdapter',
+            tk_dot_proto_dot_v1_dot_generation__pb2.UnloadAdapterRequest.SerializeToString,
+            tk_dot_proto_dot_v1_dot_generation__pb2.Adapter.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tk.v1.Admin/ListAdapters',
+            tk_dot_proto_dot_v1_dot_generation__pb2.ListAdaptersRequest.SerializeToString,
+            tk_dot_proto_dot_v1_dot_generation__pb2.ListAdaptersResponse.FromString,
             options,
             channel_credentials,
             insecure,

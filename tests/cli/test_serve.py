@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tk.cli import adapter_options
+from tk.cli.adapter_options import AdaptedModel
 from tk.cli.main import main
 from tk.infer.engine.engine import Engine
 from tk.infer.engine.options import EngineOptions
@@ -123,6 +125,7 @@ def test_options_reach_the_server_and_the_engine(
     monkeypatch.setattr(app, "serve_until_signal", serve)
     sizes = ["--tp", "2", "--threads", "3", "--max-model-len", "64", "--kv-blocks", "9", "--max-queued", "0"]
     server = ["--port", "0", "--drain-timeout", "1.5", "--default-max-new-tokens", "7"]
+    monkeypatch.setattr(adapter_options, "adapted_model", lambda path, base: AdaptedModel(path))
     assert main(["serve", "model", "--no-prefix-cache", *sizes, *server]) == code
     given = {"tp": 2, "threads": 3, "max_model_len": 64, "kv_blocks": 9, "max_queued": 0, "prefix_cache": False}
     assert [engine.options for engine in engines] == [EngineOptions(Path("model"), **given)]  # type: ignore[arg-type]

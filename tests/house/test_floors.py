@@ -35,6 +35,7 @@ FLOORS: dict[str, dict[str, int]] = {
         "outgoing": 1,
         "connection": 1,
         "client": 2,
+        "adapters": 2,
         "load_test": 3,
     },
     "infer/engine": {

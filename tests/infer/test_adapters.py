@@ -71,7 +71,7 @@ def test_log_probabilities_are_those_of_training(base: Path, adapters: dict[str,
             [found] = llm.generate([PROMPT], SCORED, adapter=name)
             expected = expected_logprobs(base, path, found)
             np.testing.assert_allclose(logprobs(found), expected, atol=1e-5)
-            score = llm.score(PROMPT, found.choices[0].token_ids, name)
+            score = llm.score(PROMPT, found.choices[0].token_ids, adapter=name)
             np.testing.assert_allclose(score.logprobs, expected, atol=1e-5)
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from ....model.lora.table import is_factor
 from ....model.registry import decoder_spec
 from ....model.spec import DecoderSpec
 from ....model.stored_adapter import StoredAdapter, check_base
+from ..request.events import AdapterInfo
 from .memory_plan import MemoryPlan
 
 
@@ -30,12 +32,20 @@ class AdapterSource:
         fingerprint: that of its folder, which workers compare.
         digest: the SHA-256 of its configuration and of its tensors, as they are served.
         rank: the largest rank of its factors.
+        size: the bytes of its tensors, as they are served.
+        step: the training step of its checkpoint; 0 for a folder of PEFT.
     """
 
     path: str
     fingerprint: str
     digest: str
     rank: int
+    size: int = 0
+    step: int = 0
+
+    def info(self, name: str, live_requests: int = 0) -> AdapterInfo:
+        """Returns the description of the adapter under a name."""
+        return AdapterInfo(name, self.digest, self.rank, self.size, self.step, live_requests)
 
     @staticmethod
     def open(path: Path, base: Checkpoint, config: ModelConfig, plan: MemoryPlan) -> "AdapterSource":
@@ -65,11 +75,13 @@ class AdapterSource:
             check_base(adapter, base_identity(base, config), str(base.path))
         adapter.check_values()
         options = json.dumps(to_peft(adapter.options), sort_keys=True)
-        digest = hashlib.sha256(options.encode())
+        digest, dtype = hashlib.sha256(options.encode()), dtypes.by_name(plan.dtype)
         for name in sorted(checkpoint.tensors):
-            digest.update(_line(checkpoint, name, dtypes.by_name(plan.dtype)))
+            digest.update(_line(checkpoint, name, dtype))
+        size = dtype.itemsize * sum(math.prod(each.shape) for each in checkpoint.tensors.values())
         checkpoint.folder.require_unchanged()
-        return AdapterSource(str(checkpoint.path), checkpoint.folder.fingerprint, digest.hexdigest(), rank)
+        place = str(checkpoint.path), checkpoint.folder.fingerprint
+        return AdapterSource(*place, digest.hexdigest(), rank, size, checkpoint.step)
 
 
 def base_identity(base: Checkpoint, config: ModelConfig) -> str:

@@ -6,12 +6,21 @@ that began with it has ended.
 
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 
 from ....core.errors import Overloaded, UnknownAdapter
 from ..request.adapter_lease import AdapterLease
+from ..request.events import AdapterInfo
 from .adapter_source import AdapterSource
+
+
+def _running() -> "Future[None]":
+    """Returns a future that who waits for it cannot cancel."""
+    made = Future[None]()
+    made.set_running_or_notify_cancel()
+    return made
 
 
 @dataclass(eq=False, slots=True)
@@ -22,11 +31,13 @@ class SlottedAdapter:
         slot: its place in the backends.
         source: what was loaded.
         num_holders: the requests that use it, and one more as long as it has a name or is being loaded.
+        unused: is done when it has lost its name and its last request has ended.
     """
 
     slot: int
     source: AdapterSource
     num_holders: int = 1
+    unused: "Future[None]" = field(default_factory=_running)
 
 
 @dataclass(slots=True)
@@ -47,6 +58,12 @@ class AdapterTable:
         """The adapters that requests may ask for, by name."""
         with self._lock:
             return {name: each.source for name, each in self._named.items()}
+
+    @property
+    def infos(self) -> tuple[AdapterInfo, ...]:
+        """The descriptions of these adapters."""
+        with self._lock:
+            return tuple(each.source.info(name, each.num_holders - 1) for name, each in self._named.items())
 
     @property
     def in_slots(self) -> Mapping[int, AdapterSource]:
@@ -89,8 +106,8 @@ class AdapterTable:
             if before is not None:
                 self._drop(before)
 
-    def remove(self, name: str) -> None:
-        """Takes a name away: later requests cannot ask for it.
+    def remove(self, name: str) -> SlottedAdapter:
+        """Takes a name away: later requests cannot ask for it. Returns the adapter that had it.
 
         Raises:
             UnknownAdapter: no loaded adapter has the name.
@@ -99,6 +116,7 @@ class AdapterTable:
             found = self._find(name)
             del self._named[name]
             self._drop(found)
+            return found
 
     def drop(self, adapter: SlottedAdapter) -> None:
         """Ends one hold on an adapter, whose slot is free after the last."""
@@ -115,3 +133,4 @@ class AdapterTable:
         adapter.num_holders -= 1
         if not adapter.num_holders:
             del self._slots[adapter.slot]
+            adapter.unused.set_result(None)

@@ -33,7 +33,7 @@ from ..request.sampling_params import MAX_TOP_LOGPROBS
 from .adapter_source import AdapterSource
 from .memory_plan import MemoryPlan, on_gpus, plan_memory
 
-API_REVISION: Final = 6  # the revision of tk.v1, raised with every addition to the wire
+API_REVISION: Final = 7  # the revision of tk.v1, raised with every addition to the wire
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class ModelSource:
         tokenizer = _tokenizer(files) if alike is None else alike.tokenizer
         eos_token_ids = _end_ids(files, tokenizer)
         checkpoint.folder.require_unchanged()  # the end tokens are of the same config as the model
-        names = tuple(options.served_model_names) or (_name(checkpoint),)
+        names = tuple(options.served_model_names) or (checkpoint_name(checkpoint.path),)
         info = ModelInfo(
             name=names[0],
             architecture=config.architecture,
@@ -107,6 +107,8 @@ class ModelSource:
             kv_bytes_per_token=memory.kv_bytes_per_token,
             aliases=names[1:],
             created=_created(checkpoint),
+            max_adapters=memory.max_adapters,
+            max_adapter_rank=memory.max_adapter_rank,
         )
         grammars = Grammars(tokenizer, info.vocab_size, info.eos_token_ids) if alike is None else alike.grammars
         adapters = {
@@ -269,7 +271,7 @@ def _created(checkpoint: Checkpoint) -> int:
     return int(max((folder.data_path(name).stat().st_mtime for name in names), default=0.0))
 
 
-def _name(checkpoint: Checkpoint) -> str:
+def checkpoint_name(path: Path) -> str:
     """Returns the name of the run for a step of a run, else the name of the folder."""
-    folder = checkpoint.path.resolve()
+    folder = path.resolve()
     return folder.parent.name if folder.name.startswith("step-") else folder.name

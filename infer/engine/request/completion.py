@@ -50,6 +50,7 @@ class Completion:
         timing: the times of the whole request, in seconds.
         prompt_logprobs: one entry per token of the prompt if requested, else empty.
         step: the training step of the weights that computed it; 0 for a Hugging Face folder.
+        adapter_sha256: the digest of the adapter that computed it; "" for the base alone.
     """
 
     request_id: str
@@ -59,6 +60,7 @@ class Completion:
     timing: Timing
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     step: int = 0
+    adapter_sha256: str = ""
 
     @property
     def text(self) -> str:
@@ -145,4 +147,5 @@ class CompletionBuilder:
             ),
             prompt_logprobs=tuple(self._prompt_logprobs),
             step=self._started.step,
+            adapter_sha256=self._started.adapter_sha256,
         )

@@ -76,6 +76,7 @@ class Timing:
 class Started:
     """The request was scheduled for the first time, on the weights of training step `step`.
 
+    `adapter_sha256` is the digest of its adapter; "" without one.
     `prompt_logprobs` has at most PROMPT_LOGPROBS_PER_EVENT entries; those after them come in PromptLogprobs.
     """
 
@@ -85,6 +86,7 @@ class Started:
     seed: int
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     step: int = 0
+    adapter_sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,7 @@ class ModelInfo:
     `kernels` is the backend and its instruction set (see `Backend`); "" before the workers have started. `aliases` are
     the other names by which requests may ask for it. `created` is when the checkpoint was committed, in seconds since
     1970: the time of its manifest, or of a Hugging Face folder's newest weight file; restarts change none of these.
+    `max_adapters` may be loaded at a time, with factors of at most `max_adapter_rank`.
     """
 
     name: str
@@ -165,8 +168,31 @@ class ModelInfo:
     kernels: str = ""
     aliases: tuple[str, ...] = ()
     created: int = 0
+    max_adapters: int = 0
+    max_adapter_rank: int = 0
 
     @property
     def names(self) -> tuple[str, ...]:
         """All names of the model; answers have the first one."""
         return self.name, *self.aliases
+
+
+@dataclass(frozen=True)
+class AdapterInfo:
+    """A loaded adapter.
+
+    Attributes:
+        name: the name by which requests ask for it.
+        sha256: the SHA-256 of its configuration and its tensors as they are served.
+        rank: the largest rank of its factors.
+        bytes: the bytes of its tensors as they are served.
+        step: the training step of its checkpoint; 0 for a folder of PEFT.
+        live_requests: the requests that wait for it or are computed with it.
+    """
+
+    name: str
+    sha256: str
+    rank: int
+    bytes: int
+    step: int
+    live_requests: int = 0

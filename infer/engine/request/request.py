@@ -99,6 +99,11 @@ class Request:
         return self.principal, self.request_id
 
     @property
+    def adapter_digest(self) -> str:
+        """The digest of the adapter that is held for the request; "" = none is."""
+        return "" if self.lease is None else self.lease.digest
+
+    @property
     def token_ids(self) -> tuple[int, ...]:
         """The prompt, if it is token ids.
 

@@ -6,7 +6,7 @@ bias makes the last token the only possible new one, so a score needs no more ro
 
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from ....core.errors import InvalidRequest
@@ -76,13 +76,14 @@ def split_tokens(
     return before, after
 
 
-def score_request(prompt: Sequence[int], continuation: Sequence[int], top: int = 1) -> Request:
+def score_request(prompt: Sequence[int], continuation: Sequence[int], top: int = 1, adapter: str = "") -> Request:
     """Returns the request whose completion `score_of` turns into the score of the continuation.
 
     Args:
         prompt: the tokens of the prompt, at least one.
         continuation: the tokens of the continuation, at least one.
         top: the number of alternatives at each place; at least one is computed.
+        adapter: the name of an adapter; "" = none.
     """
     tokens = (*prompt, *continuation)
     params = SamplingParams(
@@ -92,15 +93,15 @@ def score_request(prompt: Sequence[int], continuation: Sequence[int], top: int =
         logprobs=max(1, top),
         prompt_logprobs=max(1, top) if len(continuation) > 1 else None,
     )
-    return Request(tokens[:-1], params, uuid.uuid4().hex, logprobs_from=len(prompt))
+    return Request(tokens[:-1], params, uuid.uuid4().hex, logprobs_from=len(prompt), adapter=adapter)
 
 
 def score_requests(
     tokenizer: Encoder | None, pairs: Iterable[tuple[GivenPrompt, GivenPrompt]], adapter: str = ""
 ) -> list[Request]:
-    """Returns the request of each pair of a prompt and its continuation, for an adapter; see `split_tokens`."""
-    split = (split_tokens(tokenizer, as_prompt(prompt), as_prompt(after)) for prompt, after in pairs)
-    return [replace(score_request(*both), adapter=adapter) for both in split]
+    """Returns the request of each pair of a prompt and its continuation; see `split_tokens`."""
+    sides = (split_tokens(tokenizer, as_prompt(prompt), as_prompt(after)) for prompt, after in pairs)
+    return [score_request(*each, adapter=adapter) for each in sides]
 
 
 def score_of(completion: Completion) -> Score:

@@ -145,8 +145,9 @@ class LiveRequest:
             self._due.append(PromptLogprobs(start, known))
             return
         self._has_started = True
-        sample, name = self.samples[0], self.request.request_id
-        self._due.append(Started(name, sample.num_prompt, self._num_cached, sample.seed, known, self._source.info.step))
+        sample, request, step = self.samples[0], self.request, self._source.info.step
+        found = request.request_id, sample.num_prompt, self._num_cached, sample.seed, known, step
+        self._due.append(Started(*found, request.adapter_digest))
 
     def _finish(self, sample: Sample, ending: Ending) -> None:
         now, deltas, output = time.monotonic(), self._deltas[sample.index], sample.output
@@ -179,7 +180,7 @@ def _samples(request: Request, arrival: int, source: ModelSource, eos_token_ids:
         model=cache_fingerprint(info),
         principal=request.principal,
         salt=request.cache.salt,
-        adapter="" if request.lease is None else request.lease.digest,
+        adapter=request.adapter_digest,
         request=arrival if is_private else -1,
     )
     keys: list[BlockKey] = []

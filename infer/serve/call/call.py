@@ -210,7 +210,7 @@ class ServerCall:
         async with AsyncExitStack() as stack:
             running = self._frontend.runner.run
             streams = [await stack.enter_async_context(running(request, self.caller)) for request in named]
-            self.record.admit(self.record.request_id or named[0].request_id)
+            self.record.admit(self.record.request_id or named[0].request_id, named[0].adapter)
             yield streams
 
     async def completion(self, events: EventStream) -> Completion:

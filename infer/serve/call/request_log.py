@@ -2,9 +2,9 @@
 
 Every call whose request the engine took has a line. A call that is refused before has one too, unless one of its kind
 had one in the last minute: then it is counted, so that a client that floods the server does not fill a disk. Refusals
-are counted for the metrics here too. No line has anything that a caller wrote but the id of his request: errors are
-named by class, field and type of value, and a caller alone reads their messages. A record of `logging` carries the
-values of a line in `fields`, for formatters that write JSON.
+are counted for the metrics here too. No line has anything that a caller wrote but the id of his request and the name of
+a loaded adapter: errors are named by class, field and type of value, and a caller alone reads their messages. A record
+of `logging` carries the values of a line in `fields`, for formatters that write JSON.
 """
 
 import asyncio
@@ -167,6 +167,8 @@ def _write(record: RequestRecord, repeats: int = 0) -> None:
         fields |= {"finish_reasons": ",".join(progress.reasons), "preemptions": progress.preemptions}
     if progress.step is not None:
         fields["step"] = progress.step
+    if progress.adapter:
+        fields |= {"adapter": progress.adapter, "adapter_sha256": progress.adapter_sha256}
     if repeats:
         fields["repeats"] = repeats
     words = " ".join(f"{name}={_shown(value)}" for name, value in fields.items())

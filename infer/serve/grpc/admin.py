@@ -1,4 +1,4 @@
-"""The service tk.v1.Admin, for operators: load, abort, drain, the cache, and the weights."""
+"""The service tk.v1.Admin, for operators: load, abort, drain, the cache, the weights, and the adapters."""
 
 import asyncio
 import math
@@ -10,6 +10,8 @@ from typing import Final
 from ....core.errors import InvalidRequest
 from ....proto.v1 import generation_pb2 as pb
 from ....proto.v1 import generation_pb2_grpc as pb_grpc
+from ...client.wire import adapter_to_wire
+from ..call.adapters import load_adapter, unload_adapter
 from ..call.call import RequestRunner
 from ..engine_protocol import Reloads
 from ..errors import NotBuilt
@@ -65,10 +67,27 @@ class AdminService(pb_grpc.AdminServicer):
         return pb.CacheReport(**asdict(await asyncio.to_thread(self._statistics.check_cache)))
 
     async def Reload(self, request: pb.ReloadRequest, call: GrpcCall) -> pb.ReloadResponse:
-        if not request.checkpoint or "\0" in request.checkpoint:
-            raise InvalidRequest("checkpoint is not a path; name a step folder.", field="checkpoint")
+        checkpoint = _path(request.checkpoint, "a step folder")
         self._runner.lifecycle.check_admitting()
         if self._reloads is None:
             raise NotBuilt("This server cannot change its weights; start another server.")
-        info = await asyncio.to_thread(self._reloads.reload, Path(request.checkpoint))
+        info = await asyncio.to_thread(self._reloads.reload, checkpoint)
         return pb.ReloadResponse(step=info.step, manifest_sha256=info.manifest_sha256)
+
+    async def LoadAdapter(self, request: pb.LoadAdapterRequest, call: GrpcCall) -> pb.Adapter:
+        path = _path(request.checkpoint, "a step folder, a run folder or a folder of PEFT")
+        return adapter_to_wire(await load_adapter(self._runner, request.name, path))
+
+    async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, call: GrpcCall) -> pb.Adapter:
+        return adapter_to_wire(await unload_adapter(self._runner, request.name))
+
+    async def ListAdapters(self, request: pb.ListAdaptersRequest, call: GrpcCall) -> pb.ListAdaptersResponse:
+        self._runner.lifecycle.check_loaded()
+        return pb.ListAdaptersResponse(adapters=map(adapter_to_wire, self._runner.engine.adapters.infos))
+
+
+def _path(given: str, right: str) -> Path:
+    """Returns the path in the field `checkpoint`; raises InvalidRequest if it is none."""
+    if not given or "\0" in given:
+        raise InvalidRequest(f"checkpoint is not a path; name {right}.", field="checkpoint")
+    return Path(given)

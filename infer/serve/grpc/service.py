@@ -59,7 +59,8 @@ class GenerationService(pb_grpc.GenerationServicer):
         check_top(request.top)
         prompt, continuation = score_sides(request)
         call.describe(prompt)
-        scored = score_request(*await self._runner.prompts.of_score(prompt, continuation, request.top), request.top)
+        sides = await self._runner.prompts.of_score(prompt, continuation, request.top)
+        scored = score_request(*sides, request.top, request.adapter)
         call.record.terms.operation = "score"
         async with call.run(replace(scored, at_once=True)) as [stream]:
             return await converted(partial(score_to_wire, top=request.top), await call.completion(stream))
@@ -110,6 +111,7 @@ def asked_request(message: pb.GenerateRequest, prompt: GivenPrompt) -> Request:
         special_tokens=not message.no_special_tokens,
         priority=message.priority,
         cache=cache,
+        adapter=message.adapter,
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-from ....core.errors import InvalidRequest, TkError
+from ....core.errors import InvalidRequest, TkError, UnknownAdapter
 from ..errors import UnknownModel, text_for_client
 
 Headers = Sequence[tuple[str, str]]  # names and values
@@ -77,7 +77,7 @@ def body_of(error: Exception) -> dict[str, Any]:
         param = _PARAMS.get(error.field, error.field)
         error = error.renamed(param)
     code = f"http_{error.status}" if isinstance(error, HttpProblem) else name.lower()
-    if isinstance(error, UnknownModel):
+    if isinstance(error, UnknownModel | UnknownAdapter):  # an adapter is a model in this dialect
         code = "model_not_found"  # OpenAI's, by which clients choose another model
     return {"error": {"message": text_for_client(error), "type": _STATUSES[name][1], "param": param, "code": code}}
 

@@ -146,6 +146,24 @@ CATALOG: Final = (
         label="principal",
     ),
     MetricEntry(
+        "adapter_requests",
+        "Requests for an adapter that were taken and have ended.",
+        lambda now: now.requests.adapters.requests,
+        label="adapter",
+    ),
+    MetricEntry(
+        "adapter_prompt_tokens",
+        "Tokens of the prompts of these.",
+        lambda now: now.requests.adapters.prompt_tokens,
+        label="adapter",
+    ),
+    MetricEntry(
+        "adapter_generation_tokens",
+        "New tokens that were sent of these.",
+        lambda now: now.requests.adapters.new_tokens,
+        label="adapter",
+    ),
+    MetricEntry(
         "time_to_first_token_seconds",
         "Time from the submission of a request to its first token.",
         lambda now: now.requests.first_token,

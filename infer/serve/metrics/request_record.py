@@ -50,6 +50,7 @@ class RequestProgress:
         started: the time of the caller's first event.
         first_token: the time of its first tokens.
         step: the training step of the weights.
+        adapter, adapter_sha256: the name of the adapter of requests that the engine took, and its digest; "" = none.
         samples: the ends of the samples that completed.
     """
 
@@ -57,6 +58,8 @@ class RequestProgress:
     started: float | None = None
     first_token: float | None = None
     step: int | None = None
+    adapter: str = ""
+    adapter_sha256: str = ""
     samples: list[Finished] = field(default_factory=list)
 
     @property
@@ -114,9 +117,9 @@ class RequestRecord:
         """Records that the call is for a request to the engine; its headers or metadata may have a trace context."""
         self.runs, self.terms = True, RequestTerms(trace_of(headers), deadline)
 
-    def admit(self, request_id: str) -> None:
-        """Records that the engine has taken the request, and its id."""
-        self.request_id, self.progress.admitted = request_id, self.seconds()
+    def admit(self, request_id: str, adapter: str = "") -> None:
+        """Records that the engine has taken the request, its id, and the name of its adapter."""
+        self.request_id, self.progress.admitted, self.progress.adapter = request_id, self.seconds(), adapter
 
     @property
     def limits(self) -> dict[str, float]:
@@ -144,6 +147,7 @@ class RequestRecord:
                 values["completion_tokens"] += len(event.token_ids)
             case Started():
                 progress.step, progress.started = event.step, self.seconds()
+                progress.adapter_sha256 = event.adapter_sha256
                 values["prompt_tokens"] = values.get("prompt_tokens", 0) + event.prompt_tokens
                 values["cached_tokens"] = values.get("cached_tokens", 0) + event.cached_tokens
                 values.setdefault("completion_tokens", 0)

@@ -85,6 +85,8 @@ def _attributes(record: RequestRecord, model: str) -> dict[str, Any]:
         "gen_ai.input.messages": _messages(values["prompt"]) if "prompt" in values else None,
         "tk.principal": record.principal or None,
         "tk.checkpoint_step": progress.step,
+        "tk.adapter": progress.adapter or None,
+        "tk.adapter_sha256": progress.adapter_sha256 or None,
         "tk.preemptions": progress.preemptions if progress.samples else None,
         "error.type": None if record.status == "OK" else record.status,
     }

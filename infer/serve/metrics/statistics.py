@@ -16,8 +16,8 @@ from ...engine.request.request import Request
 from .observer import Observer, OnEvent
 from .request_record import RequestRecord
 
-MOST_PRINCIPALS: Final = 100  # that have series of their own
-OTHER_PRINCIPALS: Final = "(other)"
+MOST_NAMES: Final = 100  # of principals, and of adapters, that have series of their own
+OTHER_NAMES: Final = "(other)"
 NO_PRINCIPAL: Final = "(none)"  # without --tokens, or without a valid token
 # All of vLLM's bounds, in seconds, and more below them: small models are faster.
 _FIRST_TOKEN_BOUNDS: Final = (
@@ -58,11 +58,11 @@ class LatencyHistogram:
         return list(zip(names, accumulate(self._counts), strict=True)), self._sum
 
 
-class PrincipalCounters:
-    """The counts of a bounded number of principals: the first that call. Later ones are counted as one.
+class NamedCounters:
+    """The counts of a bounded number of principals, or adapters: the first that come. Later ones are counted as one.
 
     Attributes:
-        requests: the requests that the engine took and that have ended, by principal.
+        requests: the requests that the engine took and that have ended, by name.
         prompt_tokens: the tokens of these requests' prompts.
         new_tokens: the tokens of their answers that were sent.
         refused: the calls that were refused before.
@@ -75,13 +75,20 @@ class PrincipalCounters:
         self.new_tokens: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
 
-    def label_of(self, principal: str) -> str:
-        """Returns the label of a principal; those in parentheses are no principal's name."""
-        if not principal:
+    def label_of(self, name: str) -> str:
+        """Returns the label of a name; those in parentheses are no principal's."""
+        if not name:
             return NO_PRINCIPAL
-        if len(self._names) < MOST_PRINCIPALS:
-            self._names.add(principal)
-        return principal if principal in self._names else OTHER_PRINCIPALS
+        if len(self._names) < MOST_NAMES:
+            self._names.add(name)
+        return name if name in self._names else OTHER_NAMES
+
+    def add(self, name: str, record: RequestRecord) -> None:
+        """Counts a request that the engine took and that has ended."""
+        label = self.label_of(name)
+        self.requests[label] += 1
+        self.prompt_tokens[label] += record.values.get("prompt_tokens", 0)
+        self.new_tokens[label] += record.values.get("completion_tokens", 0)
 
 
 class RequestStatistics(Observer):
@@ -95,7 +102,7 @@ class RequestStatistics(Observer):
         successes: the completed samples by finish reason.
         failures: the requests that failed in the engine, by the name of their status.
         rejections: the calls refused before, by the name of their status.
-        principals: the counts of each caller.
+        principals, adapters: the counts of each caller, and of each adapter.
     """
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
@@ -105,7 +112,7 @@ class RequestStatistics(Observer):
         self.successes: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self.rejections: Counter[str] = Counter()
-        self.principals = PrincipalCounters()
+        self.principals, self.adapters = NamedCounters(), NamedCounters()
 
     def begin(self, request: Request, on_event: OnEvent) -> OnEvent:
         return _CountedRequest(self, on_event).on_event
@@ -116,10 +123,9 @@ class RequestStatistics(Observer):
 
     def end(self, record: RequestRecord) -> None:
         if record.progress.admitted is not None:
-            label = self.principals.label_of(record.principal)
-            self.principals.requests[label] += 1
-            self.principals.prompt_tokens[label] += record.values.get("prompt_tokens", 0)
-            self.principals.new_tokens[label] += record.values.get("completion_tokens", 0)
+            self.principals.add(record.principal, record)
+            if record.progress.adapter:
+                self.adapters.add(record.progress.adapter, record)
 
 
 class _CountedRequest:

@@ -99,6 +99,8 @@ def _answer(inference: Inference, values: Mapping[str, Sequence[str]]) -> oip.Mo
 
 def _add_totals(answer: oip.ModelInferResponse, completion: Completion) -> None:
     answer.parameters["seed"].uint64_param = completion.seed
+    if completion.adapter_sha256:
+        answer.parameters["adapter_sha256"].string_param = completion.adapter_sha256
     for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
         answer.parameters[name].int64_param = getattr(completion.usage, name)
 

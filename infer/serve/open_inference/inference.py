@@ -11,7 +11,7 @@ from ....proto.open_inference import open_inference_pb2 as oip
 from ...engine.request.request import Request
 from ...engine.request.sampling_params import OPTIONS
 from ..errors import UnknownModel
-from .parameters import read_parameters, read_timeout, unknown_parameter, wrong
+from .parameters import read_adapter, read_parameters, read_timeout, unknown_parameter, wrong
 
 TEXT_INPUT: Final = "text_input"
 TEXT_OUTPUT: Final = "text_output"
@@ -52,7 +52,13 @@ def read_inference(message: oip.ModelInferRequest) -> Inference:
     prompt = _text(message)
     params, names = read_parameters(message.parameters)
     return Inference(
-        Request(prompt, params, model=message.model_name, request_id=message.id),
+        Request(
+            prompt,
+            params,
+            model=message.model_name,
+            request_id=message.id,
+            adapter=read_adapter(message.parameters),
+        ),
         message.model_version,
         _outputs(message),
         is_raw=bool(message.raw_input_contents),

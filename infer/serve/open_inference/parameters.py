@@ -21,6 +21,7 @@ from ...engine.request.sampling_params import MAX_LOGIT_BIAS, OPTIONS, SamplingP
 # Names that other servers have for the same options.
 ALIASES: Final = MappingProxyType({"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"})
 TIMEOUT: Final = "timeout"
+ADAPTER: Final = "adapter"
 # Clients set it to have a last message marked in a stream. Here all streams have one, so it changes nothing.
 WANTS_FINAL: Final = "triton_enable_empty_final_response"
 # The longest text of JSON for a list or an object: more than any that is accepted needs, and json is done at once.
@@ -48,7 +49,7 @@ def read_parameters(given: Mapping[str, oip.InferParameter]) -> tuple[SamplingPa
     names: dict[str, str] = {}
     taken: dict[str, str] = {}
     for name in sorted(given):
-        if name in (TIMEOUT, WANTS_FINAL):
+        if name in (TIMEOUT, ADAPTER, WANTS_FINAL):
             continue
         option = ALIASES.get(name, name)
         if option not in OPTIONS or option in _NO_PARAMETERS:
@@ -73,6 +74,14 @@ def read_timeout(given: Mapping[str, oip.InferParameter]) -> float | None:
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MAX_TIMEOUT:
         raise wrong(f"parameters.{TIMEOUT}", _shown(value), f"0 (no limit) to {MAX_TIMEOUT} microseconds", value)
     return number / 1e6 if number else None
+
+
+def read_adapter(given: Mapping[str, oip.InferParameter]) -> str:
+    """Returns the name of the adapter that the caller wants; "" = none. Raises InvalidRequest if it is no text."""
+    value = _value(given[ADAPTER]) if ADAPTER in given else ""
+    if not isinstance(value, str):
+        raise wrong(f"parameters.{ADAPTER}", _shown(value), "the name of a loaded adapter", value)
+    return value
 
 
 def unknown_parameter(field: str) -> InvalidRequest:

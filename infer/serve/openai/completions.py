@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from ...engine.request.events import Delta, Finished, PromptLogprobs, SentEvent,
 from ...engine.request.streams import EventStream
 from ..call.call import RequestRunner, ServerCall, converted, ended_by
 from ..call.request_ids import METADATA_KEY
+from ..engine_protocol import EngineProtocol
 from ..http.connection import HttpConnection
 from ..http.framing import HttpRequest
 from ..http.json_body import JSON, dumped, parsed
@@ -41,12 +43,21 @@ class Completions:
         request_id = request.header(METADATA_KEY) or request.id
         async with ended_by(call.deadline):
             asked = await parsed(request.body, lambda body: read_call(self._dialect, body, request_id))
+            asked = _with_adapter(asked, self._runner.engine)
             call.describe(*(each.prompt for each in asked.requests))
             async with call.run(*asked.requests) as streams, aclosing(_events(streams, call.record)) as events:
-                model = self._runner.engine.info.name
+                model = asked.requests[0].adapter or self._runner.engine.info.name
                 answer = _Answer(self._dialect, asked, model, request.id, await anext(events))
                 finish = await (answer.stream if asked.is_streamed else answer.whole)(events, reply)
         await finish()  # a client that takes its time is not late
+
+
+def _with_adapter(asked: CompletionCall, engine: EngineProtocol) -> CompletionCall:
+    """Returns a call whose model is a loaded adapter as one to the served model with that adapter."""
+    name = asked.requests[0].model
+    if name in ("", *engine.info.names) or all(each.name != name for each in engine.adapters.infos):
+        return asked
+    return replace(asked, requests=tuple(replace(each, model="", adapter=name) for each in asked.requests))
 
 
 async def _events(streams: Sequence[EventStream], record: RequestRecord) -> AsyncGenerator[Numbered, None]:
@@ -97,7 +108,7 @@ class _Answer:
             "id": dialect.id_prefix + name,
             "created": int(time.time()),
             "model": model,
-            "system_fingerprint": f"step-{event.step}",  # of other weights than the newest, perhaps
+            "system_fingerprint": _fingerprint(event),
         }
         self._usages: dict[int, Usage] = {}
 
@@ -168,6 +179,12 @@ class _Answer:
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk = {**self._common, "object": self._dialect.chunk_object, "choices": choices}
         return chunk | {"usage": None} if self._asked.has_usage else chunk
+
+
+def _fingerprint(started: Started) -> str:
+    """Returns the name of the weights of an answer, which may be others than the newest."""
+    adapter = f"-adapter-{started.adapter_sha256[:16]}" if started.adapter_sha256 else ""
+    return f"step-{started.step}{adapter}"
 
 
 def _usage(usages: Sequence[Usage]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from ..http.router import HttpRoute, HttpRouter, names_of
 from ..metrics.exposition import MetricsCollector
 from ..operations.lifecycle import ServerState
 from ..options import ServerOptions
+from .adapter_calls import AdapterCalls
 from .completions import Completions
 from .dialects import ChatDialect, TextDialect
 from .page.files import page_routes
@@ -27,6 +28,7 @@ NAMES: Final = frozenset(
     (
         *("include_usage", "json_schema", "logprobs", "max_completion_tokens", "max_tokens", "messages", "min_tokens"),
         *("name", "prompt", "response_format", "schema", "stream", "stream_options", "strict", "top_logprobs", "type"),
+        *("load_inplace", "lora_int_id", "lora_name", "lora_path"),
         *("best_of", "echo", "functions", "suffix", "tool_choice", "tools"),
     )
 )
@@ -36,14 +38,15 @@ def http_port_of(options: ServerOptions) -> Listener:
     """Returns the HTTP port of a server."""
 
     def router_of(frontend: Frontend) -> HttpRouter:
-        routes = routes_of(frontend.runner, MetricsCollector(frontend.runner.engine, frontend.statistics))
+        metrics = MetricsCollector(frontend.runner.engine, frontend.statistics)
+        routes = routes_of(frontend.runner, metrics, AdapterCalls(frontend.runner, options.adapter_root))
         return HttpRouter(routes, frontend, names_of(options))
 
     place = options.host, options.http_port or 0
     return Listener("HTTP", *place, options.max_connections, router_of, options.certificates, NAMES)
 
 
-def routes_of(runner: RequestRunner, metrics: MetricsCollector) -> Mapping[str, HttpRoute]:
+def routes_of(runner: RequestRunner, metrics: MetricsCollector, adapters: AdapterCalls) -> Mapping[str, HttpRoute]:
     """Returns the routes of the served model by their paths."""
     lifecycle = runner.lifecycle
 
@@ -54,14 +57,15 @@ def routes_of(runner: RequestRunner, metrics: MetricsCollector) -> Mapping[str, 
 
     async def models(request: HttpRequest, call: ServerCall, reply: HttpConnection) -> None:
         lifecycle.check_loaded()
-        await reply.json({"object": "list", "data": [_described(runner, name) for name in runner.engine.info.names]})
+        await reply.json({"object": "list", "data": list(_models(runner).values())})
 
     async def one_model(request: HttpRequest, call: ServerCall, reply: HttpConnection) -> None:
         lifecycle.check_loaded()
         name = unquote(request.path.removeprefix(_MODELS))
-        if name not in runner.engine.info.names:
+        found = _models(runner)
+        if name not in found:
             raise UnknownModel(f"The model {name[:200]!r} is not served here.")
-        await reply.json(_described(runner, name))
+        await reply.json(found[name])
 
     async def load(request: HttpRequest, call: ServerCall, reply: HttpConnection) -> None:
         lifecycle.check_loaded()
@@ -75,20 +79,27 @@ def routes_of(runner: RequestRunner, metrics: MetricsCollector) -> Mapping[str, 
         PATH: metrics_route(metrics, ADMIN),
         "/v1/models": HttpRoute(models),
         _MODELS: HttpRoute(one_model),
+        "/v1/load_lora_adapter": HttpRoute(adapters.load, "POST", ADMIN),
+        "/v1/unload_lora_adapter": HttpRoute(adapters.unload, "POST", ADMIN),
         "/v1/completions": HttpRoute(Completions(runner, TextDialect()), "POST"),
         "/v1/chat/completions": HttpRoute(Completions(runner, ChatDialect()), "POST"),
     }
 
 
-def _described(runner: RequestRunner, name: str) -> dict[str, object]:
+def _models(runner: RequestRunner) -> dict[str, dict[str, object]]:
+    """Returns the descriptions of the model by its names, and of each adapter, which is a model with a parent."""
     info = runner.engine.info
-    return {
-        "id": name,
+    common = {
         "object": "model",
         "created": info.created,
         "owned_by": "tk",
         "max_model_len": info.max_model_len,
-        "step": info.step,
-        "manifest_sha256": info.manifest_sha256,
         "has_chat_template": runner.prompts.has_chat_template,
     }
+    own = {"parent": None, "step": info.step, "manifest_sha256": info.manifest_sha256}
+    adapters = {
+        each.name: {"id": each.name, **common, "parent": info.name, "step": each.step, "adapter_sha256": each.sha256}
+        for each in runner.engine.adapters.infos
+    }
+    names = {name: {"id": name, **common, **own} for name in info.names}
+    return names | {name: each for name, each in adapters.items() if name not in names}

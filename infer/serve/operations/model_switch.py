@@ -14,7 +14,7 @@ from ...engine.grammar.compiler import Grammars
 from ...engine.request.events import Done, Event, Failed, ModelInfo
 from ...engine.request.request import CacheOptions, Request
 from ...engine.request.sampling_params import SamplingParams
-from ..engine_protocol import EngineProtocol, TokenizerProtocol
+from ..engine_protocol import AdaptersProtocol, EngineProtocol, TokenizerProtocol
 from ..errors import CannotReload, Draining
 from .merged_statistics import MergedStatistics
 
@@ -74,6 +74,11 @@ class ModelSwitch(Generic[E]):
     def tokenizer(self) -> TokenizerProtocol | None:
         """The tokenizer, which is that of every step; None if the checkpoint has none."""
         return self._current.tokenizer
+
+    @property
+    def adapters(self) -> AdaptersProtocol:
+        """The adapters of the current engine."""
+        return self._current.adapters
 
     def wait_ready(self) -> None:
         """Returns when the first engine can compute; raises TkError if it cannot."""

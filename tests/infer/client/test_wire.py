@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tk.infer.client.wire import (
+    adapter_from_wire,
+    adapter_to_wire,
     cache_from_request,
     cache_to_request,
     completion_from_wire,
@@ -20,6 +22,7 @@ from tk.infer.client.wire import (
 )
 from tk.infer.engine.request.completion import Choice, Completion
 from tk.infer.engine.request.events import (
+    AdapterInfo,
     Delta,
     Finished,
     FinishReason,
@@ -39,7 +42,8 @@ from tk.tests.infer.every_option import EVERY_OPTION
 
 # Fixed for ever: fields in order, numbered from 1. Fields that are added later get numbers beyond these.
 PROMISED = {
-    "GenerateRequest": "request_id model text tokens chat no_special_tokens sampling stopping output cache priority",
+    "GenerateRequest": "request_id model text tokens chat no_special_tokens sampling stopping output cache priority "
+    "adapter",
     "TokenIds": "ids",
     "Chat": "messages",
     "ChatMessage": "role content",
@@ -49,7 +53,7 @@ PROMISED = {
     "OutputOptions": "logprobs prompt_logprobs keep_special_tokens include_stop",
     "CacheOptions": "bypass salt",
     "GenerateResponse": "started delta finished prompt_logprobs",
-    "Started": "request_id prompt_tokens cached_tokens seed prompt_logprobs step",
+    "Started": "request_id prompt_tokens cached_tokens seed prompt_logprobs step adapter_sha256",
     "PromptLogprobs": "start logprobs",
     "Delta": "index text token_ids logprobs",
     "TokenLogprob": "token_id logprob rank token top",
@@ -57,9 +61,13 @@ PROMISED = {
     "Finished": "index reason stop stop_token_id usage timing",
     "Usage": "prompt_tokens cached_tokens completion_tokens proposed_tokens accepted_tokens",
     "Timing": "queue_seconds first_token_seconds total_seconds preemptions",
-    "GenerateResult": "request_id seed choices usage timing prompt_logprobs step",
+    "GenerateResult": "request_id seed choices usage timing prompt_logprobs step adapter_sha256",
     "Choice": "index text token_ids logprobs reason stop stop_token_id",
-    "ScoreRequest": "text tokens continuation_text continuation_tokens top",
+    "ScoreRequest": "text tokens continuation_text continuation_tokens top adapter",
+    "LoadAdapterRequest": "name checkpoint",
+    "UnloadAdapterRequest": "name",
+    "ListAdaptersResponse": "adapters",
+    "Adapter": "name sha256 rank bytes step live_requests",
     "ScoreResponse": "logprobs total is_greedy prompt_tokens",
 }
 
@@ -68,7 +76,7 @@ FIRST = TokenLogprob(5, None, 0, b"a")
 SECOND = TokenLogprob(6, -0.5, 2, b"\xff", (TopLogprob(7, -0.25, b"b"), TopLogprob(6, -0.5, b"\xff")))
 USAGE, TIMING = Usage(3, 1, 7, 6, 5), Timing(0.25, 0.5, 1.5, 4)
 EVENTS = [
-    Started("r", 3, 1, 2**64 - 1, (FIRST, SECOND), 2**40),
+    Started("r", 3, 1, 2**64 - 1, (FIRST, SECOND), 2**40, "ab"),
     PromptLogprobs(256, (SECOND, FIRST)),
     Delta(2, "caf\u00e9", (5, 6), (SECOND,)),
     Finished(1, FinishReason.STOP_STRING, USAGE, TIMING, "end"),
@@ -85,16 +93,40 @@ def test_events_come_back_as_they_were(event: SentEvent) -> None:
 
 def test_completions_come_back_as_they_were() -> None:
     choices = (Choice(0, "x", (5,), FinishReason.STOP_TOKEN, (SECOND,), 0), Choice(1, "", (), FinishReason.EOS))
-    completion = Completion("r", 9, choices, USAGE, TIMING, (FIRST, SECOND), step=2**40)
+    completion = Completion("r", 9, choices, USAGE, TIMING, (FIRST, SECOND), step=2**40, adapter_sha256="ab")
     sent = completion_to_wire(completion).SerializeToString()
     assert completion_from_wire(pb.GenerateResult.FromString(sent)) == completion
 
 
 def test_the_model_comes_back_as_it_was() -> None:
     info = ModelInfo(
-        "m", "llama", 7, "ab", "1.0", 1, 2, "fp32", "bf16", "int8", 16, 64, 128, 4, 20, 256, (0, 9), 1024, "aten"
+        "m",
+        "llama",
+        7,
+        "ab",
+        "1.0",
+        1,
+        2,
+        "fp32",
+        "bf16",
+        "int8",
+        16,
+        64,
+        128,
+        4,
+        20,
+        256,
+        (0, 9),
+        1024,
+        "aten",
+        max_adapters=3,
     )
     assert model_info_from_wire(pb.ModelInfo.FromString(model_info_to_wire(info).SerializeToString())) == info
+
+
+def test_adapters_come_back_as_they_were() -> None:
+    info = AdapterInfo("a", "ab", 16, 2**40, 2**41, 3)
+    assert adapter_from_wire(pb.Adapter.FromString(adapter_to_wire(info).SerializeToString())) == info
 
 
 def test_params_come_back_as_they_were() -> None:

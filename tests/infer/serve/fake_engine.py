@@ -3,13 +3,19 @@
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tk.core.errors import Cancelled, TkError, WorkerDied, WorkerStalled
+from tk.core.errors import Cancelled, CheckpointError, TkError, WorkerDied, WorkerStalled
 from tk.infer.engine.grammar.compiler import Grammars
+from tk.infer.engine.options import check_names
+from tk.infer.engine.planning.adapter_source import AdapterSource
+from tk.infer.engine.planning.adapter_table import AdapterTable
 from tk.infer.engine.request.events import (
+    AdapterInfo,
     Delta,
     Done,
     Event,
@@ -81,6 +87,7 @@ def started(request: Request) -> Started:
         cached_tokens=0,
         seed=request.params.seed or 99,
         step=INFO.step,
+        adapter_sha256=request.adapter_digest,
     )
 
 
@@ -125,6 +132,36 @@ class FakeBooks:
         return CacheReport(total=INFO.num_blocks, used=3, cached=5, free=55, leaked=1, problems=("a block is lost",))
 
 
+def _released(request: Request, on_event: Callable[[Event], None], event: Event) -> None:
+    """Ends a request's hold on its adapter with its last event."""
+    if isinstance(event, Done | Failed) and request.lease is not None:
+        request.lease.release()
+    on_event(event)
+
+
+class FakeAdapters:
+    """Loads any path but one that is missing; its place has room for `num_slots`."""
+
+    def __init__(self, num_slots: int = 3) -> None:
+        self.table = AdapterTable(num_slots)
+
+    @property
+    def infos(self) -> tuple[AdapterInfo, ...]:
+        return self.table.infos
+
+    def load(self, name: str, path: Path) -> AdapterInfo:
+        check_names("adapters", (name,))
+        if path.name == "missing":
+            raise CheckpointError(f"{path} does not exist.")
+        source = AdapterSource(str(path), "", f"sha256 of {path.name}", 8, 1024, 5)
+        self.table.give(name, self.table.reserve(source))
+        return source.info(name)
+
+    def unload(self, name: str) -> tuple[AdapterInfo, Future[None]]:
+        removed = self.table.remove(name)
+        return removed.source.info(name), removed.unused
+
+
 class FakeEngine:
     """Answers each request by `script`, on one thread of its own; the test emits the rest."""
 
@@ -132,6 +169,7 @@ class FakeEngine:
         self.info = info
         self.tokenizer: ByteTokenizer | Tokenizer | None = ByteTokenizer()
         self.statistics = FakeBooks()
+        self.adapters = FakeAdapters()
         self.grammars = Grammars(None, info.vocab_size, info.eos_token_ids)
         self.script = script
         self.refusal: TkError | None = None
@@ -151,12 +189,14 @@ class FakeEngine:
         """Returns at once: there is no model."""
 
     def submit(self, request: Request, on_event: Callable[[Event], None]) -> None:
+        if request.adapter:
+            request = replace(request, lease=self.adapters.table.hold(request.adapter))
         with self._changed:
             self.requests.append(request)
             refusal = self.refusal
             if refusal is None:
                 assert request.key not in self._sinks
-                self._sinks[request.key] = on_event
+                self._sinks[request.key] = partial(_released, request, on_event)
             self._changed.notify_all()
         if refusal is not None:
             raise refusal

@@ -9,6 +9,7 @@ import pytest
 
 from tk.core.errors import InvalidRequest, TkError
 from tk.infer.engine.request.events import (
+    AdapterInfo,
     Delta,
     Failed,
     Finished,
@@ -24,9 +25,9 @@ from tk.infer.engine.request.request import CacheOptions
 from tk.proto.v1 import generation_pb2 as pb
 
 
-@pytest.mark.parametrize("kind", [Started, Delta, Usage, Timing, TokenLogprob, TopLogprob, ModelInfo])
+@pytest.mark.parametrize("kind", [Started, Delta, Usage, Timing, TokenLogprob, TopLogprob, ModelInfo, AdapterInfo])
 def test_an_event_has_the_fields_of_its_message(kind: type) -> None:
-    message = pb.DESCRIPTOR.message_types_by_name[kind.__name__]
+    message = pb.DESCRIPTOR.message_types_by_name[kind.__name__.replace("AdapterInfo", "Adapter")]
     assert {field.name for field in fields(kind)} == set(message.fields_by_name)
 
 

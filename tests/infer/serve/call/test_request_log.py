@@ -86,6 +86,19 @@ def test_a_request_that_completes(
     )
 
 
+def test_a_line_names_the_adapter_that_a_request_got(
+    server: ServerThread, stub: Any, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.adapters.load("sql", Path("/one"))
+    stub.GenerateOnce(pb.GenerateRequest(text="hi", adapter="sql"), timeout=WAIT_SECONDS)
+    with pytest.raises(grpc.RpcError):
+        stub.GenerateOnce(pb.GenerateRequest(text="hi", adapter="secret"), timeout=WAIT_SECONDS)
+    taken, refused = lines(server, caplog)
+    assert (taken["adapter"], taken["adapter_sha256"]) == ("sql", "sha256 of one")
+    assert ("adapter" in refused, refused["error"]) == (False, "UnknownAdapter")
+    assert "secret" not in caplog.text
+
+
 def test_requests_that_do_not(
     server: ServerThread, stub: Any, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:

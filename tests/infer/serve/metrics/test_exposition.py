@@ -46,7 +46,8 @@ VLLM_BOUNDS: dict[str, set[float]] = {
     "request_queue_time_seconds": _REQUEST,
 }
 OURS = {"num_tokens_waiting", "kv_blocks_leaked", "checkpoint_step", "request_failures", "request_rejections"} | {
-    f"principal_{name}" for name in ("requests", "prompt_tokens", "generation_tokens", "rejections")
+    *(f"principal_{name}" for name in ("requests", "prompt_tokens", "generation_tokens", "rejections")),
+    *(f"adapter_{name}" for name in ("requests", "prompt_tokens", "generation_tokens")),
 }
 
 
@@ -82,7 +83,7 @@ def counted() -> MetricsCollector:
             on_event(each)
     statistics.refuse(RequestRecord("Generate", "alice", status="RESOURCE_EXHAUSTED"))
     ended = RequestRecord("Generate", "alice", values={"prompt_tokens": 5, "completion_tokens": 2})
-    ended.admit("r")
+    ended.admit("r", "sql")
     statistics.end(ended)
     return MetricsCollector(Counted(), statistics)
 
@@ -117,6 +118,7 @@ def test_every_metric_of_the_catalog_is_shown() -> None:
     assert found["tk_request_rejections_total", "RESOURCE_EXHAUSTED"] == 1
     names = ("requests", "prompt_tokens", "generation_tokens", "rejections")
     assert [found[f"tk_principal_{name}_total", "alice"] for name in names] == [1, 5, 2, 1]
+    assert [found[f"tk_adapter_{name}_total", "sql"] for name in names[:3]] == [1, 5, 2]
     for name, bounds in histogram_bounds().items():
         assert found[f"tk_{name}_bucket", "+Inf"] == found[f"tk_{name}_count", ""] == 1
         assert found[f"tk_{name}_bucket", str(bounds[-1])] == 1

@@ -7,9 +7,9 @@ from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.serve.metrics.observer import Observer, OnEvent
 from tk.infer.serve.metrics.request_record import RequestRecord
 from tk.infer.serve.metrics.statistics import (
-    MOST_PRINCIPALS,
+    MOST_NAMES,
     NO_PRINCIPAL,
-    OTHER_PRINCIPALS,
+    OTHER_NAMES,
     LatencyHistogram,
     RequestStatistics,
 )
@@ -76,7 +76,7 @@ def test_failures_and_refusals_are_counted_by_status() -> None:
 
 def test_principals_have_labels_of_a_bounded_number() -> None:
     statistics = RequestStatistics()
-    for number in range(MOST_PRINCIPALS + 50):
+    for number in range(MOST_NAMES + 50):
         record = RequestRecord("Generate", f"p{number}", values={"prompt_tokens": 3, "completion_tokens": 2})
         record.admit("x")
         statistics.end(record)
@@ -85,7 +85,7 @@ def test_principals_have_labels_of_a_bounded_number() -> None:
     statistics.refuse(RequestRecord("Generate", "p7"))
     statistics.refuse(RequestRecord("Generate"))
     counts = statistics.principals
-    assert len(counts.requests) == MOST_PRINCIPALS + 1
+    assert len(counts.requests) == MOST_NAMES + 1
     assert (counts.requests["p0"], counts.prompt_tokens["p0"], counts.new_tokens["p0"]) == (1, 3, 2)
-    assert (counts.requests[OTHER_PRINCIPALS], counts.prompt_tokens[OTHER_PRINCIPALS]) == (50, 150)
-    assert counts.refused == {OTHER_PRINCIPALS: 1, "p7": 1, NO_PRINCIPAL: 1}
+    assert (counts.requests[OTHER_NAMES], counts.prompt_tokens[OTHER_NAMES]) == (50, 150)
+    assert counts.refused == {OTHER_NAMES: 1, "p7": 1, NO_PRINCIPAL: 1}

@@ -296,3 +296,17 @@ def test_the_log_has_a_line_for_each_request(engine: FakeEngine, caplog: pytest.
     assert (one["method"], one["status"], one["request_id"], one["prompt"]) == ("ModelInfer", "OK", "one", "a")
     assert one["completion_tokens"] == 3
     assert (two["method"], two["status"], two["request_id"]) == ("ModelStreamInfer", "INVALID_ARGUMENT", "two")
+
+
+def test_a_parameter_names_the_adapter(calls: Calls, engine: FakeEngine) -> None:
+    for given, status, words in (
+        ("sql", "NOT_FOUND", "Adapter 'sql' is not loaded"),
+        (3, "INVALID_ARGUMENT", "parameters.adapter is 3; it must be the name of a loaded adapter."),
+    ):
+        error = refused(calls.ModelInfer, asking("hi", adapter=given))
+        assert error.code().name == status
+        assert error.details().startswith(words)
+    engine.adapters.load("sql", Path("/one"))
+    answer = calls.ModelInfer(asking("hi", adapter="sql"), timeout=WAIT_SECONDS)
+    assert answer.parameters["adapter_sha256"].string_param == "sha256 of one"
+    assert "adapter_sha256" not in calls.ModelInfer(asking("hi"), timeout=WAIT_SECONDS).parameters
