@@ -1,6 +1,8 @@
 """Adapters that the engine serves: log-probabilities of training, and requests of several that share steps."""
 
 import asyncio
+import gc
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -147,3 +149,28 @@ def test_prefixes_are_those_of_an_adapters_bytes(base: Path, served: LLM, adapte
     served.load_adapter("same", adapters["c"])
     assert num_cached("same") == 0
     served.unload_adapter("same")
+
+
+def held() -> tuple[int, int]:
+    """Returns the resident bytes of this process and its children, and the number of their open files."""
+    tasks = Path("/proc/self/task").iterdir()
+    processes = [str(os.getpid()), *(child for task in tasks for child in (task / "children").read_text().split())]
+    pages = (int(Path(f"/proc/{process}/statm").read_text().split()[1]) for process in processes)
+    return sum(pages) * os.sysconf("SC_PAGE_SIZE"), sum(len(os.listdir(f"/proc/{each}/fd")) for each in processes)
+
+
+@MATRIX
+def test_a_thousand_loads_leave_nothing_behind(base: Path, tmp_path: Path) -> None:
+    paths = [make_adapter(tmp_path / str(seed), base, seed=seed, rank=64) for seed in range(2)]
+    with LLM(base, max_adapters=2, kv_blocks=64) as llm:
+        seen = []
+        for number in range(1, 1001):
+            llm.load_adapter("a", paths[number % 2])
+            llm.generate([PROMPT], SamplingParams(max_new_tokens=1), adapter="a")
+            llm.unload_adapter("a")
+            if number in (200, 1000):
+                gc.collect()
+                seen.append(held())
+        (first_bytes, first_files), (last_bytes, last_files) = seen
+        assert last_files == first_files
+        assert last_bytes - first_bytes < 4 * 2**20
