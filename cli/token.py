@@ -15,8 +15,15 @@ from .common import PATH
     "--role", "roles", type=click.Choice(["generate", "admin"]), multiple=True, help="A role; default: generate."
 )
 @click.option("--weight", type=click.FloatRange(0.01, 100), default=1.0, show_default=True, help="Share beside others.")
+@click.option(
+    "--adapter",
+    "adapters",
+    metavar="NAME",
+    multiple=True,
+    help="Adapter that PRINCIPAL may use; repeat it for more. Default: all that the server has loaded.",
+)
 @click.option("--tokens", "path", type=PATH, required=True, help="File to which a line is added.")
-def token(principal: str, roles: tuple[str, ...], weight: float, path: Path) -> None:
+def token(principal: str, roles: tuple[str, ...], weight: float, adapters: tuple[str, ...], path: Path) -> None:
     """Make a token for PRINCIPAL, add its hash to the file of tokens, and print the token.
 
     The token is printed once and stored nowhere: the file has only its SHA-256. A running server reads the changed file
@@ -27,8 +34,11 @@ def token(principal: str, roles: tuple[str, ...], weight: float, path: Path) -> 
 
     text = read_text(path) if path.exists() else ""
     made = secrets.token_urlsafe(32)
-    line = line_of(token_digest(made), Caller(principal, frozenset(roles or ("generate",)), weight))
+    allowed = frozenset(adapters) or None
+    line = line_of(token_digest(made), Caller(principal, frozenset(roles or ("generate",)), weight, allowed))
     separator = "" if text.endswith("\n") or not text else "\n"
+    if parse_tokens(line, path)[token_digest(made)].adapters != allowed:
+        raise ConfigError("--adapter has a name with a comma, a space or #, which the file of tokens cannot hold.")
     parse_tokens(text + separator + line, path)  # before it is written: a wrong name would make the file useless
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

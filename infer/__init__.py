@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from ..core.public_names import public_names
 
 if TYPE_CHECKING:
+    from .client.adapters import AdapterClient as AdapterClient
     from .client.client import AsyncClient as AsyncClient
     from .client.client import Client as Client
     from .client.connection import Credentials as Credentials
@@ -20,6 +21,7 @@ else:
     __all__, __getattr__, __dir__ = public_names(
         __name__,
         {
+            "AdapterClient": ".client.adapters",
             "AsyncClient": ".client.client",
             "AsyncLLM": ".engine.async_llm",
             "CacheOptions": ".engine.request.request",

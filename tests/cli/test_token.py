@@ -32,18 +32,22 @@ def test_a_made_token_admits_a_call(
 def test_lines_are_added_to_those_of_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "tokens"
     path.write_text(f"# by hand\nbob generate {token_digest('his')}")  # without a newline
-    words = ["token", "ops", "--role", "admin", "--role", "generate", "--weight", "2", "--tokens", str(path)]
+    roles = ("--role", "admin", "--role", "generate")
+    words = ["token", "ops", *roles, "--weight", "2", "--adapter", "sql", "--tokens", str(path)]
     assert main(words) == 0
     token = capsys.readouterr().out.strip()
     assert parse_tokens(path.read_text(), path) == {
         token_digest("his"): Caller("bob", frozenset({"generate"})),
-        token_digest(token): Caller("ops", frozenset({"admin", "generate"}), 2.0),
+        token_digest(token): Caller("ops", frozenset({"admin", "generate"}), 2.0, frozenset({"sql"})),
     }
 
 
 def test_a_wrong_name_leaves_the_file_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "tokens"
     assert main(["token", "al ice", "--tokens", str(path)]) == 2
+    assert not path.exists()
+    for name in ("a b", "a,b", "a#b"):
+        assert main(["token", "alice", "--adapter", name, "--tokens", str(path)]) == 2
     assert not path.exists()
     path.write_text("wrong\n")
     assert main(["token", "alice", "--tokens", str(path)]) == 2

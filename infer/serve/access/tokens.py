@@ -1,9 +1,10 @@
-"""The callers of a server, and its file of tokens, which has a line for each: principal, roles, SHA-256 and weight.
+"""The callers of a server, and its file of tokens: a line each with principal, roles, SHA-256, weight and adapters.
 
-The file holds no token, so reading it gives no access. A weight that is left out is 1.
+The file holds no token, so reading it gives no access. A weight that is left out is 1, and adapters that are
+left out are all.
 
-    # principal  roles           sha256 of the token                   weight
-    search       generate        9f86d081884c7d659a2feaa0c55ad015...   4
+    # principal  roles           sha256 of the token                   weight  adapters
+    search       generate        9f86d081884c7d659a2feaa0c55ad015...   4       adapters=sql,legal
     ops          generate,admin  60303ae22b998861bce3b28f33eec1be...
 """
 
@@ -26,6 +27,7 @@ ADMIN: Final = "admin"
 ROLES: Final = frozenset((GENERATE, ADMIN))
 PRINCIPAL: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_ADAPTERS: Final = "adapters="
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,17 @@ class Caller:
         principal: the caller's name; "" on a server without tokens.
         roles: the roles that it has, a part of ROLES.
         weight: its share of the engine's tokens beside those of others, while their requests wait.
+        adapters: the names of the adapters that it may use; None = all.
     """
 
     principal: str = ""
     roles: frozenset[str] = ROLES
     weight: float = 1.0
+    adapters: frozenset[str] | None = None
+
+    def may_use(self, adapter: str) -> bool:
+        """Returns whether the caller may use an adapter; the base alone, "", may be used by all."""
+        return not adapter or self.adapters is None or adapter in self.adapters
 
     def require(self, role: str) -> None:
         """Raises RoleMissing if the caller lacks a role."""
@@ -56,7 +64,8 @@ def token_digest(token: str) -> str:
 def line_of(digest: str, caller: Caller) -> str:
     """Returns the line of a token, with its newline."""
     weight = "" if caller.weight == 1 else f" {caller.weight:g}"
-    return f"{caller.principal} {','.join(sorted(caller.roles))} {digest}{weight}\n"
+    adapters = "" if caller.adapters is None else f" {_ADAPTERS}{','.join(sorted(caller.adapters))}"
+    return f"{caller.principal} {','.join(sorted(caller.roles))} {digest}{weight}{adapters}\n"
 
 
 def read_text(path: Path) -> str:
@@ -91,9 +100,15 @@ def parse_tokens(text: str, path: Path) -> dict[str, Caller]:
 
 
 def _caller_of(words: list[str], where: str) -> tuple[str, Caller]:
-    """Parses the words of a line: principal, roles, digest, weight."""
+    """Parses the words of a line: principal, roles, digest, weight, adapters."""
+    adapters = None
+    if len(words) in (4, 5) and words[-1].startswith(_ADAPTERS):
+        *words, last = words
+        adapters = frozenset(filter(None, last.removeprefix(_ADAPTERS).split(",")))
     if len(words) not in (3, 4):
-        raise ConfigError(f"{where}: it has {len(words)} words; write PRINCIPAL ROLES SHA256 [WEIGHT].")
+        raise ConfigError(
+            f"{where}: it has {len(words)} words; write PRINCIPAL ROLES SHA256 [WEIGHT] [adapters=NAME,...]."
+        )
     principal, roles, digest = words[0], frozenset(words[1].split(",")), words[2].lower()
     if not PRINCIPAL.fullmatch(principal):
         raise ConfigError(f"{where}: principal {principal!r}; use 1 to 64 of the characters A-Z a-z 0-9 . _ -")
@@ -107,7 +122,7 @@ def _caller_of(words: list[str], where: str) -> tuple[str, Caller]:
         weight = 0.0
     if not 0.01 <= weight <= 100:
         raise ConfigError(f"{where}: weight {words[3]!r}; it must be 0.01 to 100.")
-    return digest, Caller(principal, roles, weight)
+    return digest, Caller(principal, roles, weight, adapters)
 
 
 METADATA_KEY: Final = "authorization"

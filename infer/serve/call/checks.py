@@ -23,16 +23,18 @@ MAX_SALT: Final = 1024
 
 
 def check_request(asked: Request, info: ModelInfo, caller: Caller) -> None:
-    """Checks a request's counts, model and priority.
+    """Checks a request's counts, model, adapter and priority.
 
     Raises:
         InvalidRequest: a list or text is too long.
         UnknownModel: the request is for another model.
-        RoleMissing: the priority needs another role.
+        RoleMissing: the priority needs another role, or the caller may not use the adapter.
     """
     params = asked.params
     check_counts(len(params.logit_bias), len(params.stop), len(params.stop_token_ids), asked.cache.salt)
     check_model(asked.model, info)
+    if not caller.may_use(asked.adapter):
+        raise RoleMissing(f"The token of {caller.principal!r} does not allow the adapter {asked.adapter[:100]!r}.")
     if asked.priority > 0 and ADMIN not in caller.roles:
         raise RoleMissing(f"priority is {asked.priority}; above 0 it needs the role admin. Use 0 or less.")
 

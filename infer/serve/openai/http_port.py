@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Final
 from urllib.parse import unquote
 
-from ..access.tokens import ADMIN
+from ..access.tokens import ADMIN, Caller
 from ..call.call import Frontend, RequestRunner, ServerCall
 from ..errors import UnknownModel
 from ..http.connection import HttpConnection
@@ -57,12 +57,12 @@ def routes_of(runner: RequestRunner, metrics: MetricsCollector, adapters: Adapte
 
     async def models(request: HttpRequest, call: ServerCall, reply: HttpConnection) -> None:
         lifecycle.check_loaded()
-        await reply.json({"object": "list", "data": list(_models(runner).values())})
+        await reply.json({"object": "list", "data": list(_models(runner, call.caller).values())})
 
     async def one_model(request: HttpRequest, call: ServerCall, reply: HttpConnection) -> None:
         lifecycle.check_loaded()
         name = unquote(request.path.removeprefix(_MODELS))
-        found = _models(runner)
+        found = _models(runner, call.caller)
         if name not in found:
             raise UnknownModel(f"The model {name[:200]!r} is not served here.")
         await reply.json(found[name])
@@ -86,8 +86,8 @@ def routes_of(runner: RequestRunner, metrics: MetricsCollector, adapters: Adapte
     }
 
 
-def _models(runner: RequestRunner) -> dict[str, dict[str, object]]:
-    """Returns the descriptions of the model by its names, and of each adapter, which is a model with a parent."""
+def _models(runner: RequestRunner, caller: Caller) -> dict[str, dict[str, object]]:
+    """Returns the descriptions of the model by its names, and of the adapters that a caller may use."""
     info = runner.engine.info
     common = {
         "object": "model",
@@ -100,6 +100,7 @@ def _models(runner: RequestRunner) -> dict[str, dict[str, object]]:
     adapters = {
         each.name: {"id": each.name, **common, "parent": info.name, "step": each.step, "adapter_sha256": each.sha256}
         for each in runner.engine.adapters.infos
+        if caller.may_use(each.name)
     }
     names = {name: {"id": name, **common, **own} for name in info.names}
     return names | {name: each for name, each in adapters.items() if name not in names}

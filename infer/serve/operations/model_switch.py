@@ -14,9 +14,10 @@ from ...engine.grammar.compiler import Grammars
 from ...engine.request.events import Done, Event, Failed, ModelInfo
 from ...engine.request.request import CacheOptions, Request
 from ...engine.request.sampling_params import SamplingParams
-from ..engine_protocol import AdaptersProtocol, EngineProtocol, TokenizerProtocol
+from ..engine_protocol import EngineProtocol, TokenizerProtocol
 from ..errors import CannotReload, Draining
 from .merged_statistics import MergedStatistics
+from .switched_adapters import SwitchedAdapters
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class ModelSwitch(Generic[E]):
         self._is_ending = False
         self._death: WorkerDied | None = None  # of the current engine
         self.statistics = MergedStatistics(self._engines, self._changed)
+        self.adapters = SwitchedAdapters(lambda: self._current.adapters)
         self._attach(first)
         self._watch(first)
 
@@ -74,11 +76,6 @@ class ModelSwitch(Generic[E]):
     def tokenizer(self) -> TokenizerProtocol | None:
         """The tokenizer, which is that of every step; None if the checkpoint has none."""
         return self._current.tokenizer
-
-    @property
-    def adapters(self) -> AdaptersProtocol:
-        """The adapters of the current engine."""
-        return self._current.adapters
 
     def wait_ready(self) -> None:
         """Returns when the first engine can compute; raises TkError if it cannot."""
@@ -121,10 +118,11 @@ class ModelSwitch(Generic[E]):
         running = self._wait_for_turn()
         is_switched = False
         try:
-            engine = self._load(running, checkpoint)
-            if engine is not None:
-                self._switch_to(engine)
-                is_switched = True
+            with self.adapters.still():
+                engine = self._load(running, checkpoint)
+                if engine is not None:
+                    self._switch_to(engine)
+                    is_switched = True
         except TkError as error:
             if self._is_ending:
                 raise _draining() from error

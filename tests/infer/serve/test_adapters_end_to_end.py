@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 
@@ -13,7 +15,10 @@ from tk.infer.client.client import AsyncClient, Client
 from tk.infer.client.connection import RemoteError
 from tk.infer.engine.request.events import AdapterInfo, Delta, Started
 from tk.infer.engine.request.sampling_params import SamplingParams
+from tk.proto.v1 import generation_pb2 as pb
+from tk.proto.v1.generation_pb2_grpc import AdminStub
 from tk.tests.infer.adapters import make_adapter, trained_logits
+from tk.tests.infer.serve.forced_steps import save_forced_step
 from tk.tests.infer.serve.serving import Serving
 from tk.tests.infer.serve.tiny_model import write_tiny_model
 
@@ -129,3 +134,35 @@ def test_operators_see_what_is_loaded_and_refusals_change_nothing(
     for name in ("same", "third", "fourth"):
         admin.unload(name)
     assert admin.loaded() == [first]
+
+
+@pytest.mark.matrix
+def test_other_weights_keep_the_adapters_that_fit_and_are_refused_for_those_that_do_not(
+    base: Path, tmp_path: Path
+) -> None:
+    first = save_forced_step(tmp_path / "run", base, 1)
+    second, third = (save_forced_step(tmp_path / "run", base, step) for step in (2, 3))
+    of_any = make_adapter(tmp_path / "any", base, rank=4, identity="")
+    of_second = make_adapter(tmp_path / "second", second, rank=4)
+    serving = Serving(str(first), "--adapter", f"any={of_any}", "--max-adapters", "3", "--threads", "1")
+    with closing(serving.wait_ready()), grpc.insecure_channel(serving.target) as channel:
+
+        def reload(step: Path) -> int:
+            return int(AdminStub(channel).Reload(pb.ReloadRequest(checkpoint=str(step)), timeout=60).step)
+
+        with AdapterClient(serving.target, timeout=60) as admin, Client(serving.target) as client:
+            admin.load("later", str(of_any))
+            before = admin.loaded()
+            assert reload(second) == 2
+            assert admin.loaded() == before
+            [answer] = client.generate([PROMPT], PARAMS, adapter="later")
+            assert (answer.step, answer.adapter_sha256) == (2, before[0].sha256)
+            admin.load("fits", str(of_second))
+            with pytest.raises(grpc.RpcError) as caught:
+                reload(third)
+            assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+            assert "Step 2 serves on" in caught.value.details()
+            assert "is an adapter of another base" in caught.value.details()
+            admin.unload("fits")
+            assert reload(third) == 3
+            assert admin.loaded() == before

@@ -23,6 +23,15 @@ def test_a_line_gives_a_principal_its_roles_and_weight() -> None:
     }
 
 
+def test_a_line_may_name_the_adapters_that_are_allowed() -> None:
+    for words, expected, weight in (("", None, 1), (" 2 adapters=b,a", {"a", "b"}, 2), (" adapters=", set(), 1)):
+        [caller] = parse_tokens(f"alice generate {DIGEST}{words}", PATH).values()
+        assert (caller.adapters, caller.weight) == (expected, weight)
+        assert parse_tokens(line_of(DIGEST, caller), PATH) == {DIGEST: caller}
+        assert caller.may_use("")
+        assert [caller.may_use(name) for name in "abc"] == [expected is None or name in expected for name in "abc"]
+
+
 def test_a_principal_may_have_two_tokens_while_one_replaces_the_other() -> None:
     text = f"alice generate {DIGEST}\nalice generate {token_digest('new')}\n"
     assert {caller.principal for caller in parse_tokens(text, PATH).values()} == {"alice"}
@@ -35,6 +44,7 @@ def test_a_principal_may_have_two_tokens_while_one_replaces_the_other() -> None:
         ("# only a comment", "lists no token"),
         (f"alice {DIGEST}", "line 1: it has 2 words"),
         (f"alice generate {DIGEST} 1 2", "line 1: it has 5 words"),
+        (f"alice generate {DIGEST} adapters=a 2", "line 1: it has 5 words"),
         (f"al/ice generate {DIGEST}", "line 1: principal 'al/ice'"),
         (f"{'a' * 65} generate {DIGEST}", "use 1 to 64 of the characters"),
         (f"\nalice root {DIGEST}", "line 2: roles 'root'"),

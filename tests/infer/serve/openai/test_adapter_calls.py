@@ -115,3 +115,18 @@ def test_loading_needs_a_folder_and_the_role_admin(engine: FakeEngine, root: Pat
         in server.ask("/v1/load_lora_adapter", {}, {"authorization": "Bearer two"}).error["message"]
     )
     server.close()
+
+
+def test_a_token_may_allow_some_adapters_only(engine: FakeEngine, tmp_path: Path) -> None:
+    callers = {"one": Caller("alice", frozenset({GENERATE}), 1, frozenset({"sql"})), "two": Caller("bob")}
+    (tmp_path / "tokens").write_text("".join(line_of(token_digest(token), each) for token, each in callers.items()))
+    for name in ("sql", "legal"):
+        engine.adapters.load(name, Path("/one"))
+    server = HttpServerThread(engine, http_port=0, tokens=tmp_path / "tokens")
+    for token, legal, listed in (("one", 403, ["fake", "sql"]), ("two", 200, ["fake", "sql", "legal"])):
+        bearer = {"authorization": f"Bearer {token}"}
+        answers = [server.ask("/v1/completions", BODY | {"model": name}, bearer) for name in ("fake", "sql", "legal")]
+        assert [each.status for each in answers] == [200, 200, legal]
+        assert [each["id"] for each in server.ask("/v1/models", headers=bearer).json["data"]] == listed
+    assert [each.adapter for each in engine.requests] == ["", "sql", "", "sql", "legal"]
+    server.close()

@@ -6,21 +6,25 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tk.core.errors import ConfigError
+from tk.core.errors import CheckpointError, ConfigError
 from tk.infer.engine.engine import Engine
 from tk.infer.engine.grammar.grammar import Constraint
 from tk.infer.engine.options import EngineOptions
+from tk.infer.engine.planning.model_source import ModelSource
 from tk.infer.engine.request.events import Done, Event, Failed
 from tk.infer.engine.request.request import Request
 from tk.infer.engine.request.sampling_params import SamplingParams
+from tk.infer.serve.operations import next_engine
 from tk.infer.serve.operations.model_switch import ModelSwitch
 from tk.infer.serve.operations.next_engine import begin_beside, run_of
+from tk.tests.infer.adapters import make_adapter
 from tk.tests.infer.serve.forced_steps import save_forced_step
 from tk.tests.infer.serve.tiny_model import write_tiny_model
 
@@ -80,3 +84,28 @@ def test_an_engine_that_has_ended_leaves_nothing_and_its_grammars_serve_on(tmp_p
             assert time.monotonic() < deadline, [each() for each in gone]
             time.sleep(0.01)
         assert switch.grammars.compile(DIGITS) is grammar, "no second vocabulary, no second grammar"
+
+
+def test_the_next_engine_has_the_adapters_of_the_running_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    first, second = (save_forced_step(tmp_path / "run", model, step) for step in (1, 2))
+    paths = {"any": make_adapter(tmp_path / "any", model, identity=""), "fits": make_adapter(tmp_path / "fits", first)}
+    source = ModelSource.open(EngineOptions(first, adapters=paths, max_adapters=3, kv_blocks=8))
+    loaded = dict(source.adapters)
+    running: Any = SimpleNamespace(
+        source=replace(source, adapters={}, options=replace(source.options, adapters={})),
+        adapters=SimpleNamespace(loaded=loaded),
+        worker_process_ids=(),
+        info=source.info,
+    )
+    with pytest.raises(CheckpointError, match="is an adapter of another base"):
+        begin_beside(running, second)
+    del loaded["fits"]
+    loaded["changed"] = replace(loaded["any"], digest="of other bytes")
+    with pytest.raises(ConfigError, match="The files of adapter 'changed' have changed"):
+        begin_beside(running, second)
+    del loaded["changed"]
+    monkeypatch.setattr(next_engine, "WorkerProcesses", lambda *arguments: None)
+    monkeypatch.setattr(next_engine, "Engine", lambda source, processes: source)
+    begun: Any = begin_beside(running, second)
+    assert (dict(begun.adapters), begun.info.max_adapters) == ({"any": loaded["any"]}, 3)
