@@ -133,18 +133,21 @@ def _with(model: Path, opened: "Checkpoint", adapter: Path) -> AdaptedModel:
 def with_base(options: "EngineOptions", base: Path | None, follow: bool) -> "EngineOptions":
     """Returns the options for a checkpoint that may be an adapter: then its base is the model, and it has a name.
 
+    Adapters whose runs are followed get a place more than they need, in which the next step is loaded.
+
     Raises:
-        ConfigError: see `adapted_model`; or there is no room for the adapter, or its run shall be followed.
+        ConfigError: see `adapted_model`; or there is no room for the adapter.
     """
     from ..infer.engine.planning.model_source import checkpoint_name
 
-    model = adapted_model(options.checkpoint, base)
-    if model.adapter is None:
-        return options
-    if follow:
-        raise ConfigError(f"--follow is for the run of a model, and {model.adapter} is an adapter.")
-    adapters = {checkpoint_name(model.adapter): model.adapter, **options.adapters}
-    changed = replace(options, checkpoint=model.path, adapters=adapters)
+    model, adapters = adapted_model(options.checkpoint, base), dict(options.adapters)
+    if model.adapter is not None:
+        name = checkpoint_name(model.adapter)
+        adapters = {name: model.adapter, **adapters}
+        click.echo(f"base      {model.path}\nadapter   {name}: {model.adapter}", err=True)
+    places = options.max_adapters
+    if follow and adapters and places is None:
+        places = len(adapters) + 1
+    changed = replace(options, checkpoint=model.path, adapters=adapters, max_adapters=places)
     changed.validate()
-    click.echo(f"base      {model.path}\nadapter   {next(iter(adapters))}: {model.adapter}", err=True)
     return changed

@@ -134,7 +134,11 @@ _SERVER_VALUES: Final = (
     show_default=True,
     help="Seconds in which live requests may finish after SIGTERM.",
 )
-@click.option("--follow", is_flag=True, help="Serve newer steps of the run folder CKPT as they are committed.")
+@click.option(
+    "--follow",
+    is_flag=True,
+    help="Serve newer steps of the run folder CKPT as they are committed, and of adapters that are run folders.",
+)
 @click.option("--default-max-new-tokens", type=click.IntRange(1), help="Limit for requests that set none.")
 @click.option("--tls-cert", type=PATH, help="PEM file of the server's certificate; needs --tls-key.")
 @click.option("--tls-key", type=PATH, help="PEM file of its private key.")
@@ -179,9 +183,7 @@ def serve(
     requests. On SIGTERM or Ctrl-C it finishes the live requests and exits with 0; a second signal ends it within a
     second. If a worker dies, or hangs for --step-timeout, all requests fail; the workers start again up to
     --max-restarts times, and then it exits with 1. Admin.Reload, or --follow, changes to another step of the model;
-    requests end on the weights they began with.
-
-    If CKPT is an adapter, its base is served, and the adapter under the name of its run or folder.
+    requests end on the weights they began with. Of an adapter the base is served, and the adapter by its folder's name.
     """
     from ..core.background_log import background_log
     from ..core.process import exit_within, share_one_memory_area
@@ -203,17 +205,18 @@ def serve(
         ExitStack() as stack,
     ):
         from ..infer.serve.app import End, serve_until_signal  # gRPC, while the workers load the model
+        from ..infer.serve.operations.followed_runs import watchers_of
         from ..infer.serve.operations.model_switch import ModelSwitch
-        from ..infer.serve.operations.next_engine import begin_beside, run_of
-        from ..infer.serve.operations.run_watcher import RunWatcher, watching
+        from ..infer.serve.operations.next_engine import begin_beside
+        from ..infer.serve.operations.run_watcher import watching
 
-        run = run_of(engine) if follow else None
         switch = stack.enter_context(closing(ModelSwitch(engine, begin_beside)))
+        watchers = watchers_of(engine, switch) if follow else []
 
         def on_ready(address: str) -> None:
             _show_ready(engine.info.kernels, f"{threads} on each of {options.tp} ranks", address, ports)
-            if run is not None:
-                stack.enter_context(watching(RunWatcher(run, engine.info.step, switch.reload)))
+            for watcher in watchers:
+                stack.enter_context(watching(watcher))
 
         codes = {End.DRAINED: 0, End.TERMINATED: EXIT_TERMINATED}
         last = {End.DRAINED: server_options.drain_timeout + LAST_SECONDS, End.SECOND_SIGNAL: HURRIED_SECONDS}

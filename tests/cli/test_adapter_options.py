@@ -77,7 +77,6 @@ def test_a_base_that_has_moved_is_named(
             ["serve", "BASE", "--adapter", "base=ADAPTER", "--max-adapter-rank", "70"],
             "'base' is the name of the model and of an adapter",
         ),
-        (["serve", "ADAPTER", "--follow"], "--follow is for the run of a model"),
         (["serve", "BASE", "--adapter-root", "BASE/config.json"], "is no folder"),
     ],
 )
@@ -122,9 +121,11 @@ def test_serve_takes_adapters_by_name(monkeypatch: pytest.MonkeyPatch, base: Pat
         raise SystemExit(9)
 
     monkeypatch.setattr("tk.infer.engine.engine.Engine.begin", begin)
-    for arguments in ([str(base), "--adapter", f"a={adapter}", "--max-adapters", "3"], [str(adapter)]):
+    beside = [str(base), "--adapter", f"a={adapter}", "--max-adapters", "3"]
+    for arguments in (beside, [str(adapter)], [str(adapter), "--follow"]):
         with pytest.raises(SystemExit):
             main(["serve", *arguments, "--port", "0"])
-    first, second = seen
+    first, second, third = seen
     assert (first.checkpoint, dict(first.adapters), first.max_adapters) == (base, {"a": adapter}, 3)
     assert (second.checkpoint, dict(second.adapters), second.num_adapter_slots) == (base, {"sql": adapter}, 1)
+    assert third.num_adapter_slots == 2, "there is room for the next step of its run"

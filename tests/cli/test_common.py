@@ -81,6 +81,7 @@ TEXTS = frozenset(  # arguments and options of plain text that are no paths
         "top address",
         "bench serve address",
         "token principal",
+        "token --adapter",
     }
 )
 

@@ -37,6 +37,7 @@ def make_adapter(
     seed: int = 0,
     code: str = "F32",
     identity: str | None = None,
+    step: int = 1,
     change: Change = lambda name, values: values,
     **options: Any,
 ) -> Path:
@@ -48,6 +49,7 @@ def make_adapter(
         seed: that of the values.
         code: the dtype of the factors.
         identity: that of the base; None = the right one.
+        step: the number of the step.
         change: changes values before they are saved.
         options: the fields of LoraOptions; alpha is 4 by default.
     """
@@ -64,10 +66,10 @@ def make_adapter(
         return cast(found, FP32, by_code(code)).reshape(-1)
 
     with RunFolder(run).lock() as locked:
-        folder = locked.begin_step(1)
+        folder = locked.begin_step(step)
         items = owned(stored, Layout(), 0)
         write_part(folder, 0, stored, [(item, code, partial(values, item.tensor)) for item in items])
-        return commit(locked, NewStep(1, stored, Layout(), adapter=AdapterRecord(to_peft(lora), record)))
+        return commit(locked, NewStep(step, stored, Layout(), adapter=AdapterRecord(to_peft(lora), record)))
 
 
 def trained_logits(base: Path, adapter: Path | None, tokens: Sequence[int]) -> Array:

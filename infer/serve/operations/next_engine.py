@@ -38,11 +38,3 @@ def begin_beside(running: Engine, checkpoint: Path) -> Engine | None:
     options = source.options
     processes = WorkerProcesses(options.tp, threads_per_rank(options.tp, options.threads))
     return Engine(source, processes)
-
-
-def run_of(engine: Engine) -> Path:
-    """Returns the run folder whose step an engine serves; raises ConfigError if its checkpoint was no run folder."""
-    named, step = engine.source.options.checkpoint.resolve(), engine.source.checkpoint.path.resolve()
-    if step.parent != named:
-        raise ConfigError(f"--follow needs a run folder, and {named} is a checkpoint itself. Name the run folder.")
-    return named

@@ -6,17 +6,24 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from ....checkpoint.run.run_view import RunView
 from ....core.errors import TkError
-from ...engine.request.events import ModelInfo
 from ..errors import CannotReload, Draining
 
 LOOK_SECONDS: Final = 1.0  # between two looks at the run folder
 LAST_SECONDS: Final = 1.0  # for a look that ends with the server; one that waits for a dead disk is left alone
 RETRY_SECONDS: Final = 30.0  # after a failure of the machine, such as a file that cannot be read now
 _LOG: Final = logging.getLogger(__name__)
+
+
+class ServedStep(Protocol):
+    """What is served now."""
+
+    @property
+    def step(self) -> int:
+        """Its training step."""
 
 
 class RunWatcher:
@@ -30,7 +37,7 @@ class RunWatcher:
     """
 
     def __init__(
-        self, run: Path, step: int, reload: Callable[[Path], ModelInfo], clock: Callable[[], float] = time.monotonic
+        self, run: Path, step: int, reload: Callable[[Path], ServedStep], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._run, self._step, self._reload, self._clock = RunView(run), step, reload, clock
         self._refused: dict[Path, int] = {}  # and when the folder had last changed

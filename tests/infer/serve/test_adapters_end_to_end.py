@@ -20,6 +20,7 @@ from tk.proto.v1.generation_pb2_grpc import AdminStub
 from tk.tests.infer.adapters import make_adapter, trained_logits
 from tk.tests.infer.serve.forced_steps import save_forced_step
 from tk.tests.infer.serve.serving import Serving
+from tk.tests.infer.serve.test_reload_end_to_end import wait_until
 from tk.tests.infer.serve.tiny_model import write_tiny_model
 
 PARAMS = SamplingParams(max_new_tokens=4, temperature=0.0, ignore_eos=True)
@@ -166,3 +167,20 @@ def test_other_weights_keep_the_adapters_that_fit_and_are_refused_for_those_that
             admin.unload("fits")
             assert reload(third) == 3
             assert admin.loaded() == before
+
+
+@pytest.mark.matrix
+def test_newer_steps_of_an_adapters_run_are_followed(base: Path, tmp_path: Path) -> None:
+    run = tmp_path / "sql"
+    make_adapter(run, base, seed=1, rank=4)
+    serving = Serving(str(run), "--follow", "--threads", "1", "--kv-blocks", "64")
+    with closing(serving.wait_ready()), AdapterClient(serving.target, timeout=60) as admin:
+        [first] = admin.loaded()
+        assert (first.name, first.step) == ("sql", 1)
+        make_adapter(run, base, seed=2, rank=4, step=2)
+        wait_until(lambda: [each.step for each in admin.loaded()] == [2])
+        [second] = admin.loaded()
+        assert first.sha256 != second.sha256
+        with Client(serving.target) as client:
+            [answer] = client.generate([PROMPT], PARAMS, adapter="sql")
+            assert answer.adapter_sha256 == second.sha256

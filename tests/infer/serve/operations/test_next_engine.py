@@ -1,4 +1,4 @@
-"""Engines of other steps: what they share with the running one, what goes with an old one, the run folder to follow."""
+"""Engines of other steps: what they share with the running one, and what goes with an old one."""
 
 import gc
 import threading
@@ -23,25 +23,13 @@ from tk.infer.engine.request.request import Request
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.serve.operations import next_engine
 from tk.infer.serve.operations.model_switch import ModelSwitch
-from tk.infer.serve.operations.next_engine import begin_beside, run_of
+from tk.infer.serve.operations.next_engine import begin_beside
 from tk.tests.infer.adapters import make_adapter
 from tk.tests.infer.serve.forced_steps import save_forced_step
 from tk.tests.infer.serve.tiny_model import write_tiny_model
 
 WAIT_SECONDS = 60.0
 DIGITS = Constraint("regex", "[0-9]{1,9}")
-
-
-def engine_of(named: Path, opened: Path) -> Any:
-    options, checkpoint = SimpleNamespace(checkpoint=named), SimpleNamespace(path=opened)
-    return SimpleNamespace(source=SimpleNamespace(options=options, checkpoint=checkpoint))
-
-
-def test_only_a_run_folder_can_be_followed(tmp_path: Path) -> None:
-    step = tmp_path / "step-00000001"
-    assert run_of(engine_of(tmp_path, step)) == tmp_path.resolve()
-    with pytest.raises(ConfigError, match="needs a run folder"):
-        run_of(engine_of(step, step))
 
 
 @pytest.fixture
