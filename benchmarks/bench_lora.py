@@ -38,12 +38,12 @@ def model_sizes(hidden: int, layers: int) -> dict[str, int]:
     }
 
 
-def step_of_tk(sizes: dict[str, int], precision: str, folder: str, **sections: Any) -> Step:
+def step_of_tk(sizes: dict[str, int], precision: str, folder: str, compiled: bool = False, **sections: Any) -> Step:
     """Returns a training step of tk."""
     data: dict[str, Any] = {
         "model": sizes,
         "data": {"cache": ".build/bench/stdlib", "vocab_size": sizes["vocab_size"]},
-        "train": {"global_batch_size": ROWS, "micro_batch_size": ROWS, "seq_len": LENGTH},
+        "train": {"global_batch_size": ROWS, "micro_batch_size": ROWS, "seq_len": LENGTH, "compile": compiled},
         "precision": {"params": precision},
         "checkpoint": {"dir": folder},
     }
@@ -89,7 +89,9 @@ def main(precision: str, hidden: int, layers: int, rounds: int, threads: int) ->
         peft = partial(step_of_peft, sizes, precision)
         steps: dict[str, Step] = {
             OURS: ours(lora={"rank": RANK}),
+            "tk, adapter, compiled": ours(lora={"rank": RANK}, compiled=True),
             "tk, all weights": ours(),
+            "tk, all weights, compiled": ours(compiled=True),
             "peft, factors in fp32": peft(wide=True, compiled=False),
             "peft, compiled": peft(wide=True, compiled=True),
         }
