@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tk.infer import LLM, SamplingParams
+from tk.infer import LLM, AsyncLLM, SamplingParams
 from tk.infer.engine.request.completion import Completion
 from tk.infer.engine.request.request import CacheOptions
 from tk.tests.infer.adapters import make_adapter, trained_logits
@@ -135,6 +135,53 @@ def test_preemption_changes_no_answer(base: Path, adapters: dict[str, Path], opt
         found = asyncio.run(_at_once(llm, prompts, names, params, None))
         assert llm.engine.statistics.totals().preemptions > 0
     assert [each.choices[0].token_ids for each in found] == [each.choices[0].token_ids for each in alone]
+
+
+@MATRIX
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"kv_dtype": "int8", "speculate": 4},
+        {"dtype": "bf16", "speculate": 4},
+        {"weight_dtype": "int4"},
+        {"kernels": "aten", "kv_dtype": "int8"},
+        {"tp": 2},
+    ],
+)
+def test_32_requests_of_8_adapters_have_the_bits_that_each_has_alone(
+    base: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    ranks = (4, 8, 16, 16, 24, 32, 48, 64)
+    paths = {str(seed): make_adapter(tmp_path / str(seed), base, seed, rank=rank) for seed, rank in enumerate(ranks)}
+    names = [("", *paths)[i % 9] for i in range(32)]
+    prompts = [PROMPT[i % 5 : 20 + i] for i in range(32)]
+    ways = (
+        SamplingParams(max_new_tokens=40, temperature=0.0, logprobs=0, ignore_eos=True),
+        SamplingParams(max_new_tokens=40, temperature=1.0, seed=5, logprobs=0, ignore_eos=True),
+        SamplingParams(max_new_tokens=40, temperature=1.0, seed=6, logprobs=0, regex="[a-f]+"),
+    )
+    asked = [(prompt, ways[i % 3], names[i]) for i, prompt in enumerate(prompts)]
+
+    async def check() -> None:
+        room: dict[str, Any] = {"kv_blocks": 40, "block_size": 16, "max_running": 32, "max_batched_tokens": 96}
+        async with AsyncLLM(base, adapters=paths, max_adapter_rank=64, **room, **options) as llm:
+            uncached = CacheOptions(bypass=True)
+            alone = [(await llm.generate([p], params, uncached, adapter=name))[0] for p, params, name in asked]
+            streams = [llm.stream(p, ways[0], adapter=name) for p, _, name in asked[:4]]
+            left = [await anext(stream) for stream in streams]
+            together = [llm.generate([p], params, adapter=name) for p, params, name in asked]
+            answers = asyncio.gather(*together)
+            for stream in streams:
+                await stream.aclose()  # aborts of requests beside the others
+            found = [completion for [completion] in await answers]
+            assert len(left) == 4
+            assert llm.engine.statistics.totals().preemptions > 0
+        for one, other in zip(alone, found, strict=True):
+            assert one.choices[0].token_ids == other.choices[0].token_ids
+            assert logprobs(one) == logprobs(other)
+
+    asyncio.run(check())
 
 
 def test_prefixes_are_those_of_an_adapters_bytes(base: Path, served: LLM, adapters: dict[str, Path]) -> None:

@@ -39,7 +39,7 @@ def num_spreads(tp: int, data: int) -> int:
 def test_every_combination_is_a_layout_or_left_out_for_a_reason(everything: Matrix) -> None:
     places = 3**3 * 2  # of states, gradients and parameters; of activations
     foreign = 3 * 4 * 3 * places  # dp, ZeRO stages, shard sizes
-    kinds = 4 * 2 * 2 * 2 * 2 * 2  # with experts, documents, windows, answers, rows of an odd length, adapters
+    kinds = 4 * 2 * 2 * 2 * 2 * 3  # with experts, documents, windows, answers, rows of an odd length, adapters
     assert (
         everything.num_combinations
         == 3 * 3 * 3 * 3 * 2 * 4 * 4 * 3 * 2 * 3 * 2 * 3 * kinds * 2 * places * 3 * 3 + foreign
@@ -48,21 +48,23 @@ def test_every_combination_is_a_layout_or_left_out_for_a_reason(everything: Matr
     # By hand. (tp, pp, dp, cp) up to 8 ranks: 3 schedules at pp = 1, 4 beyond; 2 modes where cp > 1; ZeRO 1 only where
     # dp x cp > 1, and from it on as many shard sizes as that has divisors, up to 3; at tp = 1 neither sequence
     # parallelism nor fewer kv heads than tp, and without cp no sequence parallelism in rows of an odd length. The rest:
-    # 3 kinds of recomputation, tied or not, with adapters or not. States on the device, or in 2 other places, then
-    # gradients in any of 3, and at stage 3 parameters in any of 3. Activations in any of 2, whatever the rest is. Dense
-    # MLPs are computed whole or in blocks; experts of 3 architectures, of which one has no windows, are spread as the
-    # ranks of a stage allow.
+    # 3 kinds of recomputation, tied or not, with adapters or not; dense models below stage 3 also with adapters on a
+    # base in codes. States on the device, or in 2 other places, then gradients in any of 3, and at stage 3 parameters
+    # in any of 3. Activations in any of 2, whatever the rest is. Dense MLPs are computed whole or in blocks; experts of
+    # 3 architectures, of which one has no windows, are spread as the ranks of a stage allow.
     most, stage_3 = 1 + 2 * 3, 1 + 2 * 3 * 3
     spread = {1: 2 * most + stage_3, 2: 1 * most + 2 * (2 * most + stage_3), 4: 1 * most + 3 * (2 * most + stage_3)}
     expected = sum(spread.values())  # foreign modules
     spread[8] = spread[4]
+    coded = {1: 2 * most, 2: 1 * most + 2 * 2 * most, 4: 1 * most + 3 * 2 * most, 8: 1 * most + 3 * 2 * most}
     for tp, pp, dp, cp in product((1, 2, 4), (1, 2, 4), (1, 2, 4), (1, 2, 4)):
         if tp * pp * dp * cp <= 8:
             schedules, kv, modes = (3 if pp == 1 else 4), (2 if tp == 1 else 3), (1 if cp == 1 else 2)
             rows = 2 if tp == 1 else 3 if cp == 1 else 4
             models = 2 * 2 + num_spreads(tp, dp * cp) * (2 * 2 + 1)
-            expected += schedules * modes * spread[dp * cp] * kv * rows * 3 * 2 * models * 2 * 2 * 2
-    assert everything.num_layouts == 2 * expected == 222_665_416
+            cuts = schedules * modes * kv * rows * 3 * 2
+            expected += cuts * (spread[dp * cp] * models * 2 * 2 * 2 + coded[dp * cp] * 2 * 2 * 2 * 2)
+    assert everything.num_layouts == 2 * expected == 229_701_256
     assert everything.left_out()["tp x pp x dp x cp is more than 8 ranks"] > 0
     assert everything.num_layouts + everything.left_out().total() == everything.num_combinations
 

@@ -102,21 +102,22 @@ def test_both_layouts_train_the_same_adapter(adapted: dict[str, Path], smollm: P
     assert found[-1] < 0.2 * found[0]
 
 
+@pytest.mark.parametrize("kernels", ["native", "aten"])
+@pytest.mark.parametrize("tp", [1, 3])
 def test_peft_finds_the_log_probabilities_that_are_served(
-    adapted: dict[str, Path], smollm: Path, tmp_path: Path
+    adapted: dict[str, Path], smollm: Path, tmp_path: Path, kernels: str, tp: int
 ) -> None:
+    """Of a text of 1,000 tokens, in fp32."""
     from peft import PeftModel
 
-    tokenizer = AutoTokenizer.from_pretrained(smollm)
-    ids = tokenizer(QUESTION + " It is pelican. It is granite.").input_ids
-    with LLM(
-        smollm,
-        dtype="fp32",
-        threads=1,
-        max_model_len=256,
-        kv_blocks=32,
-        adapters={word: str(run) for word, run in adapted.items()},
-    ) as llm:
+    text = " ".join(
+        f"{name} asks: what is {thing}? It is pelican. It is granite." for name in NAMES for thing in THINGS
+    )
+    ids = (3 * AutoTokenizer.from_pretrained(smollm)(text).input_ids)[:1001]
+    assert len(ids) == 1001
+    options: dict[str, Any] = {"dtype": "fp32", "threads": 1, "max_model_len": 1100, "kv_blocks": 128}
+    given = {word: str(run) for word, run in adapted.items()}
+    with LLM(smollm, adapters=given, kernels=kernels, tp=tp, **options) as llm:
         for word, run in adapted.items():
             tk("export", str(run), str(tmp_path / word))
             base = AutoModelForCausalLM.from_pretrained(smollm, dtype=torch.float32)
@@ -127,7 +128,7 @@ def test_peft_finds_the_log_probabilities_that_are_served(
             [completion] = llm.generate([ids], params, adapter=word)
             served = np.array([each.logprob for each in completion.prompt_logprobs[1:]], dtype=np.float64)
             wanted = expected.gather(-1, torch.tensor(ids[1:])[:, None]).squeeze(-1)
-            np.testing.assert_allclose(served, wanted.numpy(), atol=1e-4, rtol=1e-4)
+            np.testing.assert_allclose(served, wanted.numpy(), atol=1e-4, rtol=1e-5)
 
 
 def test_the_openai_package_gets_each_adapters_answer(clients: Path, adapted: dict[str, Path], smollm: Path) -> None:
