@@ -144,7 +144,7 @@ def require_base(adapter: StoredAdapter, base: Checkpoint) -> bool:
     """
     if not adapter.base.identity:
         return False
-    check_base(adapter, base_identity(base), str(base.path))
+    check_base(adapter, base_identity(base, stored_config(base)), str(base.path))
     return True
 
 

@@ -22,7 +22,6 @@ from .lora.table import with_adapters
 from .lora.targets import without_idle
 from .registry import decoder_spec, tensor_table
 from .spec import DecoderSpec
-from .stored_config import stored_config
 
 _ELEMENTS: Final = 2**20  # that are checked at once
 
@@ -136,10 +135,14 @@ def check_base(adapter: StoredAdapter, identity: str, path: str) -> None:
         )
 
 
-def base_identity(base: Checkpoint) -> str:
-    """Returns the identity of a model's weights, which are all read unless it is known from an earlier time.
+def base_identity(base: Checkpoint, config: ModelConfig) -> str:
+    """Returns the identity by which adapters name a base; all weights are read unless it is known from an earlier time.
+
+    Args:
+        base: the checkpoint of the base.
+        config: the shape of its model.
 
     Raises:
-        CheckpointError: it holds an adapter or a model that tk does not know, or cannot be read.
+        CheckpointError: the weights cannot be read.
     """
-    return weights_identity(base, [tensor.name for tensor in tensor_table(stored_config(base)) if not tensor.alias])
+    return weights_identity(base, [tensor.name for tensor in tensor_table(config) if not tensor.alias])

@@ -16,13 +16,12 @@ from tk.core.dtypes import FP32, by_code
 from tk.core.layout import Layout
 from tk.core.ownership import owned
 from tk.core.tensors import with_slots
-from tk.infer.engine.planning.adapter_source import base_identity
 from tk.model.decoder import Decoder
 from tk.model.lora.options import LoraOptions
 from tk.model.lora.peft_config import to_peft
 from tk.model.lora.table import with_adapters
 from tk.model.registry import decoder_spec
-from tk.model.stored_adapter import StoredAdapter
+from tk.model.stored_adapter import StoredAdapter, base_identity
 from tk.model.stored_config import stored_config
 from tk.parallel.layers import LayerContext
 from tk.parallel.mesh import ALONE

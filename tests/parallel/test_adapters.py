@@ -112,7 +112,7 @@ def test_a_row_with_an_adapter_and_an_activation_is_torchs(recomputed: bool, dro
     y, wanted = layer(x, torch.tanh, mine), expected(torch.tanh(x), layer.weight, adapter, mine)
     torch.testing.assert_close(y, wanted)
     found = gradients(y, x, layer.weight, adapter)
-    assert "weight" in found, "a weight is trained beside its adapter if nobody freezes it"
+    assert "weight" in found, "a weight is trained beside its adapter unless it is frozen"
     torch.testing.assert_close(found, gradients(wanted, x, layer.weight, adapter))
 
 

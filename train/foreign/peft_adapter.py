@@ -23,6 +23,7 @@ from ...model.lora.options import LoraOptions
 from ...model.lora.peft_config import from_peft, to_peft
 from ...model.lora.targets import adapter_of, module_of
 from ...model.stored_adapter import StoredAdapter, base_identity, check_base
+from ...model.stored_config import stored_config
 
 _FACTORS: Final = ("lora_A", "lora_B")
 _SELECTING: Final = ("exclude_modules", "layers_to_transform", "layers_pattern")  # which modules have an adapter
@@ -80,7 +81,9 @@ class PeftAdapter:
             return AdapterRecord(to_peft(self.options), BaseRecord("", self.base, precision))
         identity = ""
         try:
-            identity = base_identity(Checkpoint.open(folder)) if known else ""
+            if known:
+                base = Checkpoint.open(folder)
+                identity = base_identity(base, stored_config(base))
         except TkError as error:
             _log.warning("the steps of this adapter name its base %s without its identity: %s", folder, error)
         return AdapterRecord(to_peft(self.options), BaseRecord(identity, str(folder.absolute()), precision))

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...checkpoint.convert.identity import weights_identity
 from ...checkpoint.format.adapter_record import AdapterRecord, BaseRecord
 from ...checkpoint.read.reader import Checkpoint
 from ...checkpoint.read.shared_read import Peers, open_together, share_errors
@@ -15,7 +14,7 @@ from ...model.decoder import Decoder
 from ...model.lora.peft_config import to_peft
 from ...model.lora.table import is_factor
 from ...model.spec import DecoderSpec
-from ...model.stored_adapter import StoredAdapter, check_base
+from ...model.stored_adapter import StoredAdapter, base_identity, check_base
 from ..config.initial_model import open_init
 from ..config.train_config import TrainConfig
 from ..saving.checkpointer import Checkpointer
@@ -55,8 +54,7 @@ class AdapterBase:
         record = None
         with share_errors(ranks):
             if ranks.rank == 0:
-                names = [tensor.name for tensor in spec.table if not tensor.alias and not is_factor(tensor)]
-                identity = weights_identity(checkpoint, names)
+                identity = base_identity(checkpoint, model)
                 dtype = config.precision.params if config.lora.base == "auto" else config.lora.base
                 base = BaseRecord(identity, str(checkpoint.path.absolute()), dtype)
                 record = AdapterRecord(to_peft(config.lora.options), base)

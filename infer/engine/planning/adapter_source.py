@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....checkpoint import Checkpoint
-from ....checkpoint.convert.identity import weights_identity
 from ....checkpoint.format.region import as_bytes
 from ....core import dtypes
 from ....core.dtypes import DType
@@ -16,9 +15,8 @@ from ....core.errors import CheckpointError
 from ....model.config import ModelConfig
 from ....model.lora.peft_config import to_peft
 from ....model.lora.table import is_factor
-from ....model.registry import decoder_spec
 from ....model.spec import DecoderSpec
-from ....model.stored_adapter import StoredAdapter, check_base
+from ....model.stored_adapter import StoredAdapter, base_identity, check_base
 from ..request.events import AdapterInfo
 from .memory_plan import MemoryPlan
 
@@ -82,11 +80,6 @@ class AdapterSource:
         checkpoint.folder.require_unchanged()
         place = str(checkpoint.path), checkpoint.folder.fingerprint
         return AdapterSource(*place, digest.hexdigest(), rank, size, checkpoint.step)
-
-
-def base_identity(base: Checkpoint, config: ModelConfig) -> str:
-    """Returns the identity of a base's weights, by which adapters name it; all of them are read the first time."""
-    return weights_identity(base, [spec.name for spec in decoder_spec(config).table if not spec.alias])
 
 
 def _check_served(spec: DecoderSpec, path: Path) -> None:

@@ -16,6 +16,7 @@ from tk.checkpoint.read.reader import Checkpoint
 from tk.cli.main import main
 from tk.core.errors import CheckpointError, ConfigError
 from tk.model.stored_adapter import base_identity
+from tk.model.stored_config import stored_config
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.tests.train.frozen_steps import OPTIMIZER, batch, small_llama, steps_of_engine, steps_of_torch
@@ -138,7 +139,9 @@ def test_a_step_holds_the_adapter_alone_and_goes_to_peft(
         assert torch.equal(step.read(name.replace(".default", "")).torch(), named[key]), name
     record = step.manifest.adapter
     assert record is not None
-    assert record.base == BaseRecord(base_identity(Checkpoint.open(base)), str(base), "fp32")
+    assert record.base == BaseRecord(
+        base_identity(Checkpoint.open(base), stored_config(Checkpoint.open(base))), str(base), "fp32"
+    )
 
     assert main(["export", str(run), str(tmp_path / "peft")]) == 0
     loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "peft")
