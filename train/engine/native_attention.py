@@ -47,7 +47,7 @@ class NativeAttention:
     """The kernel of a loaded library.
 
     Args:
-        library: the library.
+        library: as it was loaded, with the unit for bf16.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
