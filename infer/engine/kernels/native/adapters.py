@@ -1,7 +1,10 @@
 """The adapters of a rank in the hands of the kernels: for each weight an array of `struct adapter`, one per slot."""
 
 import ctypes
+from collections.abc import Mapping, Sequence
 from ctypes import Array as CArray
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
@@ -14,6 +17,22 @@ from ...program.operations import Multiply
 from .binding.library import Kernels
 from .binding.structures import PANEL, PackedAdapter, PackedMatrix
 from .packing import Stack, pack
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedFactors:
+    """An adapter as the kernels read it.
+
+    Attributes:
+        structures: by the names of weights; those of others are empty.
+        memory: what the structures point to.
+    """
+
+    structures: Mapping[str, PackedAdapter] = field(default_factory=dict)
+    memory: Sequence[Array] = ()
+
+
+NO_FACTORS: Final = PackedFactors()
 
 
 class AdapterSlots:
@@ -31,20 +50,23 @@ class AdapterSlots:
         products = [each for each in program.operations if isinstance(each, Multiply) and count]
         self._slices = {each.matrix.name: each.num_slices for each in products}
         self._arrays: dict[str, CArray[PackedAdapter]] = {name: (PackedAdapter * count)() for name in self._slices}
-        self._memory: dict[int, list[Array]] = {}  # to which the structures of a slot point
+        self._held: dict[int, PackedFactors] = {}  # by slot, as long as its structures point to their memory
 
     def address(self, weight: str) -> int | None:
         """Returns the address of a weight's array; None if there are no slots."""
         return ctypes.addressof(self._arrays[weight]) if self._arrays else None
 
-    def set(self, slot: int, adapter: RankAdapter) -> None:
-        """Packs an adapter into a slot, in place of the one that it had; no step is computed meanwhile."""
+    def pack(self, adapter: RankAdapter) -> PackedFactors:
+        """Packs an adapter; steps may be computed meanwhile."""
         memory: list[Array] = []
+        structures = {name: self._packed(each, self._slices[name], memory) for name, each in adapter.items()}
+        return PackedFactors(structures, memory)
+
+    def put(self, slot: int, packed: PackedFactors) -> None:
+        """Puts a packed adapter into a slot, in place of the one that it had; no step is computed meanwhile."""
         for name, array in self._arrays.items():
-            array[slot] = (
-                self._packed(adapter[name], self._slices[name], memory) if name in adapter else PackedAdapter()
-            )
-        self._memory[slot] = memory
+            array[slot] = packed.structures.get(name, PackedAdapter())
+        self._held[slot] = packed
 
     def _packed(self, adapter: WeightAdapter, slices: int, memory: list[Array]) -> PackedAdapter:
         ranks, inputs = adapter.down.shape
