@@ -36,7 +36,7 @@ class EngineAdapters:
     """
 
     def __init__(self, source: ModelSource, workers: WorkerGroup, loop: StepLoop) -> None:
-        self.table = AdapterTable(source.memory.max_adapters, self._free)
+        self.table = AdapterTable(source.memory.max_adapters, partial(_free, workers, loop))  # without a cycle
         self._source, self._workers, self._loop = source, workers, loop
         self._turn = threading.Lock()  # of the load that has a slot and no name yet
         self._lock = threading.Lock()  # guards what follows
@@ -147,7 +147,8 @@ class EngineAdapters:
             adapter.is_loaded = True
             done.set_result(None)
 
-    def _free(self, slot: int) -> None:
-        """Lets the workers free a slot's memory, between two steps."""
-        self._loop.between_steps(partial(self._workers.drop_adapter, slot))
-        self._workers.wake()
+
+def _free(workers: WorkerGroup, loop: StepLoop, slot: int) -> None:
+    """Lets the workers free a slot's memory, between two steps."""
+    loop.between_steps(partial(workers.drop_adapter, slot))
+    workers.wake()

@@ -7,8 +7,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from ....core.errors import Cancelled, DeadlinePassed
+from ....core.errors import Cancelled, DeadlinePassed, UnknownAdapter
 from ...engine.request.completion import Completion, CompletionBuilder
+from ...engine.request.events import Event
 from ...engine.request.prompts import Conversation, GivenPrompt, check_length, checked_prompt
 from ...engine.request.request import Request, with_grammar
 from ...engine.request.sampling_params import SamplingParams
@@ -20,7 +21,7 @@ from ..metrics.observer import Observer
 from ..metrics.request_record import RequestRecord
 from ..metrics.statistics import RequestStatistics
 from ..operations.lifecycle import Lifecycle
-from .checks import check_request, check_response_size
+from .checks import check_request, check_response_size, unknown_adapter
 from .prompt_reader import PromptReader
 from .request_ids import LiveRequests, check_id, is_id, made_id
 from .request_log import RequestLog
@@ -81,7 +82,7 @@ class RequestRunner:
         try:
             async with stream.preparing():
                 request = await self._engine_request(asked, caller)
-            self.engine.submit(request, self.observer.begin(request, stream.push))
+            self._submit(request, caller, self.observer.begin(request, stream.push))
             submitted = True
             yield stream
         finally:
@@ -104,6 +105,17 @@ class RequestRunner:
         """Ends all live requests: their callers get UNAVAILABLE, and their handlers abort them in the engine."""
         for stream in self.live.streams():
             stream.interrupt(Draining("The server ended before the request did; ask another one."))
+
+    def usable_adapters(self, caller: Caller) -> list[str]:
+        """Returns the names of the loaded adapters that a caller may use."""
+        return [each.name for each in self.engine.adapters.infos if caller.may_use(each.name)]
+
+    def _submit(self, request: Request, caller: Caller, on_event: Callable[[Event], None]) -> None:
+        """Submits a request to the engine, whose errors name adapters that the caller may not know."""
+        try:
+            self.engine.submit(request, on_event)
+        except UnknownAdapter:
+            raise unknown_adapter(request.adapter, self.usable_adapters(caller)) from None
 
     async def _engine_request(self, asked: Request, caller: Caller) -> Request:
         """Makes the engine's request; checks options and length before it copies or tokenizes a long prompt."""
