@@ -4,7 +4,6 @@ It has a socket of its own to the engine: a rank that decodes ahead reads and wr
 packed waits until the engine lets the worker put it into its slot, between two steps, which is quick.
 """
 
-import os
 import socket
 import sys
 import threading
@@ -14,11 +13,11 @@ from typing import Final
 
 from ....core.defects import known_or_defect
 from ....core.errors import WorkerDied, pack
+from ....core.low_priority import lower_priority
 from ..step.channel import Frame, receive, send
 from .adapter_order import AdapterOrder
 
 Put = Callable[[], object]  # puts a packed adapter into its slot
-NICENESS: Final = 10  # of the thread, which shares the cores with those that compute
 _SWITCH_SECONDS: Final = 0.0005  # for which it may hold Python's lock, while the worker waits to send a step's results
 
 
@@ -49,7 +48,7 @@ class AdapterLoader:
 
     def _run(self) -> None:
         sys.setswitchinterval(_SWITCH_SECONDS)
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # on Linux that of this thread alone
+        lower_priority()
         with suppress(WorkerDied):  # the engine has ended
             while (frame := receive(self._connection)) is not None:
                 number, order = frame.values["number"], frame.values.get("order")

@@ -9,7 +9,6 @@ from typing import Final, TypeVar
 
 from ....core.errors import Cancelled, DeadlinePassed, UnknownAdapter
 from ...engine.request.completion import Completion, CompletionBuilder
-from ...engine.request.events import Event
 from ...engine.request.prompts import Conversation, GivenPrompt, check_length, checked_prompt
 from ...engine.request.request import Request, with_grammar
 from ...engine.request.sampling_params import SamplingParams
@@ -82,7 +81,10 @@ class RequestRunner:
         try:
             async with stream.preparing():
                 request = await self._engine_request(asked, caller)
-            self._submit(request, caller, self.observer.begin(request, stream.push))
+            try:
+                self.engine.submit(request, self.observer.begin(request, stream.push))
+            except UnknownAdapter:  # the engine names all
+                raise unknown_adapter(request.adapter, self.usable_adapters(caller)) from None
             submitted = True
             yield stream
         finally:
@@ -109,13 +111,6 @@ class RequestRunner:
     def usable_adapters(self, caller: Caller) -> list[str]:
         """Returns the names of the loaded adapters that a caller may use."""
         return [each.name for each in self.engine.adapters.infos if caller.may_use(each.name)]
-
-    def _submit(self, request: Request, caller: Caller, on_event: Callable[[Event], None]) -> None:
-        """Submits a request to the engine, whose errors name adapters that the caller may not know."""
-        try:
-            self.engine.submit(request, on_event)
-        except UnknownAdapter:
-            raise unknown_adapter(request.adapter, self.usable_adapters(caller)) from None
 
     async def _engine_request(self, asked: Request, caller: Caller) -> Request:
         """Makes the engine's request; checks options and length before it copies or tokenizes a long prompt."""
