@@ -154,7 +154,9 @@ class FakeAdapters:
         if path.name == "missing":
             raise CheckpointError(f"{path} does not exist.")
         source = AdapterSource(str(path), "", f"sha256 of {path.name}", 8, 1024, 5)
-        self.table.give(name, self.table.reserve(name, source))
+        taken = self.table.reserve(name, source)
+        taken.is_loaded = True
+        self.table.give(name, taken)
         return source.info(name)
 
     def unload(self, name: str) -> tuple[AdapterInfo, Future[None]]:
