@@ -10,7 +10,6 @@ from typing import Final
 
 from ...core.errors import Cancelled, ConfigError, TkError, WorkerDied
 from ...core.given_paths import as_path
-from ...core.low_priority import at_low_priority
 from .options import check_names
 from .planning.adapter_source import AdapterSource
 from .planning.adapter_table import AdapterTable, SlottedAdapter
@@ -57,9 +56,9 @@ class EngineAdapters:
     def load(self, name: str, path: str | Path) -> AdapterInfo:
         """Loads an adapter, and gives it a name, which another one may have had; returns when requests can use it.
 
-        Requests that use the other one end with it. Steps go on while the new one is checked, read and packed, at low
-        priority. Of several loads at a time each waits for those before it. A name that is unloaded meanwhile has the
-        new adapter all the same.
+        Requests that use the other one end with it. Steps go on while the new one is checked, read and packed. Of
+        several loads at a time each waits for those before it. A name that is unloaded meanwhile has the new adapter
+        all the same.
 
         Raises:
             CheckpointError: see `AdapterSource.open`.
@@ -71,8 +70,7 @@ class EngineAdapters:
         check_names("adapters", (name,))
         if not self.table.max_named:
             raise ConfigError("The engine has no places for adapters: start it with max_adapters.")
-        base, config, memory = self._source.checkpoint, self._source.config, self._source.memory
-        source = at_low_priority(lambda: AdapterSource.open(as_path(path), base, config, memory))
+        source = AdapterSource.open(as_path(path), self._source.checkpoint, self._source.config, self._source.memory)
         with self._turn:
             taken = self.table.reserve(name, source)
             try:

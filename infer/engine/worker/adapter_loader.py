@@ -2,6 +2,10 @@
 
 It has a socket of its own to the engine: a rank that decodes ahead reads and writes the other one in C. What it has
 packed waits until the engine lets the worker put it into its slot, between two steps, which is quick.
+
+The thread has no lower priority: on a full machine it would hold Python's lock for as long as others kept it from its
+core, and steps would wait for it (measured: up to 2 s). It holds the lock for short times only, and mostly computes
+without it.
 """
 
 import socket
@@ -13,7 +17,6 @@ from typing import Final
 
 from ....core.defects import known_or_defect
 from ....core.errors import WorkerDied, pack
-from ....core.low_priority import lower_priority
 from ..step.channel import Frame, receive, send
 from .adapter_order import AdapterOrder
 
@@ -48,7 +51,6 @@ class AdapterLoader:
 
     def _run(self) -> None:
         sys.setswitchinterval(_SWITCH_SECONDS)
-        lower_priority()
         with suppress(WorkerDied):  # the engine has ended
             while (frame := receive(self._connection)) is not None:
                 number, order = frame.values["number"], frame.values.get("order")
