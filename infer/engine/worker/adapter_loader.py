@@ -9,11 +9,9 @@ without it.
 """
 
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
 
 from ....core.defects import known_or_defect
 from ....core.errors import WorkerDied, pack
@@ -21,7 +19,6 @@ from ..step.channel import Frame, receive, send
 from .adapter_order import AdapterOrder
 
 Put = Callable[[], object]  # puts a packed adapter into its slot
-_SWITCH_SECONDS: Final = 0.0005  # for which it may hold Python's lock, while the worker waits to send a step's results
 
 
 class AdapterLoader:
@@ -50,7 +47,6 @@ class AdapterLoader:
         self._connection.close()
 
     def _run(self) -> None:
-        sys.setswitchinterval(_SWITCH_SECONDS)
         with suppress(WorkerDied):  # the engine has ended
             while (frame := receive(self._connection)) is not None:
                 number, order = frame.values["number"], frame.values.get("order")

@@ -6,11 +6,13 @@ about requests is the content of the cache and the slots of the persistent batch
 
 import logging
 import socket
+import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -31,6 +33,8 @@ from ..step.channel import Channel, Frame, error_frame, masks_from, receive, sen
 from ..step.persistent_batch import PersistentBatch
 from ..step.step_message import NEXT_TOKENS, NextTokens, StepMessage, decode_message
 from .adapter_loader import AdapterLoader
+
+SWITCH_SECONDS: Final = 0.0005  # for which the loader of adapters may hold Python's lock while a step waits for it
 
 
 def load(job: Job) -> Backend:
@@ -103,6 +107,7 @@ def _start_loader(backend: Backend, job: Job, loader: int | None, stack: ExitSta
     if not job.adapter_slots:
         stack.callback(connection.close)
         return lambda number: None
+    sys.setswitchinterval(SWITCH_SECONDS)
     made = AdapterLoader(connection, lambda order: backend.pack_adapter(order.slot, order.carry_out(job)))
     stack.callback(made.close)
     return made.put
