@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from ....core.errors import InvalidRequest
 from ...engine.request.prompts import Conversation
 from ..http.json_body import Fields
 
@@ -12,6 +13,8 @@ def take_messages(fields: Fields) -> Conversation:
     """Takes the messages of a call, whose content is text.
 
     A message's name is read and changes nothing: templates know roles only.
+
+    `continue_final_message`, `add_generation_prompt` and `chat_template_kwargs` are fields of other servers.
 
     Raises:
         InvalidRequest: a message has no role or content, a part that is no text, or a field that is not built.
@@ -25,7 +28,16 @@ def take_messages(fields: Fields) -> Conversation:
         message.only("tool_calls", [])
         messages.append({"role": role, "content": _content(message, role)})
         message.refuse_rest(_NOT_BUILT)
-    return Conversation(messages)
+    continues, begins = fields.flag("continue_final_message"), fields.anything("add_generation_prompt")
+    if begins not in (None, not continues):
+        raise fields.wrong("add_generation_prompt", begins, f"{str(not continues).lower()}, or unset")
+    variables = fields.anything("chat_template_kwargs")
+    if not isinstance(variables, dict | None):
+        raise fields.wrong("chat_template_kwargs", variables, "an object of the template's variables")
+    try:
+        return Conversation(messages, continues, variables or {})
+    except InvalidRequest as error:
+        raise error.renamed("chat_template_kwargs" if error.field == "variables" else error.field) from error
 
 
 def _content(message: Fields, role: str) -> str:

@@ -12,7 +12,10 @@ from tk.infer.serve.openai.call_options import take_options
 from tk.tests.infer.serve.fake_engine import FakeEngine
 from tk.tests.infer.serve.http.http_server import HttpServerThread
 
-PATHS = {"/v1/completions": {"prompt": "hi"}, "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]}}
+PATHS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +88,7 @@ def test_fields_that_ask_for_what_is_not_built_are_refused_by_name(
         ({}, {}),
     ],
 )
-def test_the_form_of_a_text(form: dict[str, Any], constraint: dict[str, str]) -> None:
+def test_the_form_of_a_text(form: dict[str, Any], constraint: dict[str, Any]) -> None:
     options = take_options(Fields({"structured_outputs": form}))
     assert SamplingParams(**options) == SamplingParams(**constraint)
 
