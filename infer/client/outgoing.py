@@ -8,7 +8,8 @@ from ...core.errors import InvalidRequest
 from ...proto.v1 import generation_pb2 as pb
 from ..engine.request.prompts import Conversation, GivenPrompt, GivenPrompts, Prompt, as_prompt, as_prompts
 from ..engine.request.request import Request
-from .wire import cache_to_request, chat_to_wire, params_to_request
+from .chat_wire import chat_to_wire
+from .wire import cache_to_request, params_to_request
 
 _ANY_VOCABULARY: Final = 1 << 32
 

@@ -4,13 +4,11 @@ Both directions of a conversion are next to each other, so that the server and t
 checks nothing: see serve/call/checks.py and SamplingParams.validate.
 """
 
-import json
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from ...core.errors import InvalidRequest
 from ...proto.v1 import generation_pb2 as pb
 from ..engine.request.completion import Choice, Completion
 from ..engine.request.events import (
@@ -27,7 +25,6 @@ from ..engine.request.events import (
     TopLogprob,
     Usage,
 )
-from ..engine.request.prompts import Conversation
 from ..engine.request.request import CacheOptions
 from ..engine.request.sampling_params import OPTIONS, SamplingParams
 from ..engine.request.score import Score, score_of, score_of_places, score_places
@@ -98,33 +95,6 @@ def cache_to_request(cache: CacheOptions, request: pb.GenerateRequest) -> None:
     """Writes the use of the prefix cache into a request; the default stays unset."""
     if cache != CacheOptions():
         request.cache.CopyFrom(pb.CacheOptions(bypass=cache.bypass, salt=cache.salt))
-
-
-def chat_to_wire(chat: Conversation) -> pb.Chat:
-    """Returns the message of a conversation.
-
-    Raises:
-        ValueError, TypeError: a text or a variable cannot be sent.
-    """
-    variables = json.dumps(dict(chat.variables)) if chat.variables else ""
-    messages = [pb.ChatMessage(**each) for each in chat.messages]
-    return pb.Chat(messages=messages, continues=chat.continues, variables=variables)
-
-
-def chat_from_wire(message: pb.Chat) -> Conversation:
-    """Returns the conversation of a message.
-
-    Raises:
-        InvalidRequest: it is a wrong conversation, or its variables are no JSON object.
-    """
-    try:
-        variables = json.loads(message.variables or "{}")
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"variables are no JSON: {error}.", field="variables") from error
-    if not isinstance(variables, dict):
-        raise InvalidRequest(f"variables are a JSON {type(variables).__name__}; they must be an object.", "variables")
-    messages = [{"role": each.role, "content": each.content} for each in message.messages]
-    return Conversation(messages, message.continues, variables)
 
 
 def event_to_wire(event: SentEvent) -> pb.GenerateResponse:

@@ -10,9 +10,9 @@ from typing import Final, TypeVar
 from ....core.errors import InvalidRequest
 from ....proto.v1 import generation_pb2 as pb
 from ....proto.v1 import generation_pb2_grpc as pb_grpc
+from ...client.chat_wire import chat_from_wire
 from ...client.wire import (
     cache_from_request,
-    chat_from_wire,
     completion_to_wire,
     event_to_wire,
     model_info_to_wire,
