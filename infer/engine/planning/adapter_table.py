@@ -48,10 +48,12 @@ class AdapterTable:
 
     Attributes:
         max_named: how many adapters may have a name at the same time.
+        max_heads: how many of them may have a head of their own.
         on_free: is called with each slot that no request uses any more; it must not block.
     """
 
     max_named: int
+    max_heads: int = 0
     on_free: Callable[[int], object] = lambda slot: None
     _named: dict[str, SlottedAdapter] = field(default_factory=dict)
     _slots: dict[int, SlottedAdapter] = field(default_factory=dict)
@@ -92,9 +94,11 @@ class AdapterTable:
         One thread at a time may load adapters.
 
         Raises:
-            Overloaded: as many other adapters have names as may, or requests use adapters that have lost theirs.
+            Overloaded: as many other adapters have names, or heads, as may, or requests use some that have lost theirs.
         """
         with self._lock:
+            if source.has_head:
+                self._check_heads(name)
             if name not in self._named and len(self._named) >= self.max_named:
                 raise Overloaded(
                     f"All {self.max_named} places for adapters are taken (loaded: {', '.join(self._named)}). Unload "
@@ -133,6 +137,15 @@ class AdapterTable:
         """Ends one hold on an adapter, whose slot is free after the last."""
         with self._lock:
             self._drop(adapter)
+
+    def _check_heads(self, name: str) -> None:
+        """Checks that an adapter with a head of its own may get a name; there is room for one more than have names."""
+        others = sum(each.source.has_head for other, each in self._named.items() if other != name)
+        if others >= self.max_heads or sum(each.source.has_head for each in self._slots.values()) > self.max_heads:
+            raise Overloaded(
+                f"All {self.max_heads} places for adapters with a head of their own are taken. Unload one and wait "
+                "until its requests have ended, or start with a larger max_adapter_heads."
+            )
 
     def _find(self, name: str) -> SlottedAdapter:
         if name in self._named:

@@ -20,7 +20,7 @@ from tk.infer.engine.options import EngineOptions
 from tk.infer.engine.request.events import AdapterInfo, Delta, Done, Event, Failed
 from tk.infer.engine.request.request import Request
 from tk.infer.engine.worker.processes import WorkerProcesses
-from tk.tests.infer.adapters import make_adapter
+from tk.tests.infer.adapters import OWN, make_adapter
 from tk.tests.infer.engine.worker import held_worker
 
 PARAMS = SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True)
@@ -62,7 +62,8 @@ def test_loads_that_fail_change_nothing_and_new_workers_load_what_is_there(
     model_folder: Callable[[str], Path], tmp_path: Path, llm: LLM
 ) -> None:
     base = model_folder("grouped")
-    paths = {name: make_adapter(tmp_path / name, base, seed=seed, rank=4) for seed, name in enumerate(("kept", "gone"))}
+    own = {"kept": OWN["llama3"], "gone": {}}
+    paths = {name: make_adapter(tmp_path / name, base, seed=len(name), rank=4, **more) for name, more in own.items()}
     with pytest.raises(ConfigError, match="has no places for adapters"):
         llm.load_adapter("kept", paths["kept"])
     with LLM(base, adapters=paths, max_restarts=1, kv_blocks=64) as served:

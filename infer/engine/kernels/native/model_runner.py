@@ -19,7 +19,7 @@ from ...step.sampling_rows import SamplingRows
 from ..backend import Backend, DecodedAhead, Masks, no_masks
 from ..sampler.native_sampler import native_sampler
 from ..sampler.sampler import run_sampler
-from .adapters import NO_FACTORS, AdapterSlots
+from .adapters import EMPTY, AdapterSlots
 from .binding.structures import NativeModel
 from .buffers import RankBuffers
 from .decode_ahead import AssignedPlan, assign
@@ -55,7 +55,7 @@ class NativeRunner(Backend):
         self.kernels = f"native {kernels.instruction_set}"
         self.samples = True
         self._program, self._weights = program, weights
-        self._adapters = AdapterSlots(program, weights.dtype, kernels, adapters[0])
+        self._adapters = AdapterSlots(program, weights, adapters[0])
         self._operations = prepare_operations(program, weights, self._adapters)
         self._cache = NativeCache(program, cache)
         self._buffers = RankBuffers(program, cache, max_tokens, threads, peers, weights.weight_dtype, adapters[1])
@@ -133,7 +133,7 @@ class NativeRunner(Backend):
 
     def drop_adapter(self, slot: int) -> None:
         """Frees the memory of the adapter in a slot: see `Backend`."""
-        self._adapters.put(slot, NO_FACTORS)
+        self._adapters.put(slot, EMPTY)
 
     def logits(self, plan: RunningPlan) -> Array:
         """Computes a step as `step` does; returns the raw logits of its rows on every rank: fp32 [R, vocab_size]."""

@@ -1,5 +1,7 @@
 """Adapters by name: each keeps its slot until nothing holds it, and the errors name those that are loaded."""
 
+from dataclasses import replace
+
 import pytest
 
 from tk.core.errors import Overloaded, UnknownAdapter
@@ -18,7 +20,7 @@ def load(table: AdapterTable, name: str, source: AdapterSource) -> None:
 
 def test_a_slot_is_free_when_its_name_and_its_last_request_are_gone() -> None:
     freed: list[int] = []
-    table = AdapterTable(1, freed.append)
+    table = AdapterTable(1, on_free=freed.append)
     load(table, "x", FIRST)
     leases = [table.hold("x") for _ in range(2)]
     load(table, "x", SECOND)
@@ -56,9 +58,22 @@ def test_a_name_that_is_not_loaded_is_an_error_with_those_that_are() -> None:
     assert not table.in_slots
 
 
+def test_only_so_many_adapters_have_a_head_of_their_own() -> None:
+    table, heads = AdapterTable(3, max_heads=1), [replace(each, has_head=True) for each in (FIRST, SECOND)]
+    held = table.reserve("a", heads[0])
+    held.is_loaded = True
+    table.give("a", held)
+    with pytest.raises(Overloaded, match="All 1 places for adapters with a head of their own are taken"):
+        table.reserve("b", heads[1])
+    load(table, "b", SECOND)
+    load(table, "a", heads[1])
+    table.remove("a")
+    assert table.reserve("c", heads[0]).slot == 0
+
+
 def test_a_load_that_failed_leaves_its_slot_which_the_workers_never_filled() -> None:
     freed: list[int] = []
-    table = AdapterTable(1, freed.append)
+    table = AdapterTable(1, on_free=freed.append)
     taken = table.reserve("a", FIRST)
     assert not table.in_slots, "new workers must not load it"
     table.drop(taken)
