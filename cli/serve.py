@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ..core.errors import ConfigError
-from ..core.extras import install_line
 from .adapter_options import serving_options, with_base
 from .common import PATH
 from .engine_options import (
@@ -286,21 +285,12 @@ def _server_options(values: dict[str, Any]) -> "ServerOptions":
 
 
 def _ports(options: "ServerOptions") -> "list[Listener]":
-    """Returns the ports beside that of gRPC.
-
-    Raises:
-        ConfigError: the extra http is not installed.
-    """
+    """Returns the ports beside that of gRPC."""
     if options.http_port is None and options.metrics_port is None:
         return []
-    try:
-        from ..infer.serve.http.metrics_port import metrics_port_of
-        from ..infer.serve.openai.http_port import http_port_of
-    except ModuleNotFoundError as error:
-        if error.name != "h11":
-            raise
-        name = "--metrics-port" if options.http_port is None else "--http"
-        raise ConfigError(f"{name} needs h11: {install_line('http')}.") from error
+    from ..infer.serve.http.metrics_port import metrics_port_of
+    from ..infer.serve.openai.http_port import http_port_of
+
     ports = [] if options.http_port is None else [http_port_of(options)]
     return ports if options.metrics_port is None else [*ports, metrics_port_of(options)]
 
