@@ -36,7 +36,7 @@ HURRIED_SECONDS: Final = 0.7  # the same after a second signal: for the callers 
 # The options that ServerOptions has by the same name; all others, but for TLS, are the engine's.
 _SERVER_VALUES: Final = (
     *("host", "port", "admin_port", "health_port", "http_port", "metrics_port", "metrics_host"),
-    *("drain_timeout", "default_max_new_tokens", "tokens", "insecure", "log_prompts", "adapter_root"),
+    *("drain_timeout", "default_max_new_tokens", "tokens", "insecure", "log_prompts", "adapter_root", "cors_origins"),
 )
 
 
@@ -73,7 +73,14 @@ _SERVER_VALUES: Final = (
     "--http",
     "http_port",
     type=click.IntRange(0, 65535),
-    help="Port of HTTP in OpenAI's dialect; 0: a free one. Needs the extra http.",
+    help="Port of HTTP in OpenAI's dialect; 0: a free one.",
+)
+@click.option(
+    "--cors-origin",
+    "cors_origins",
+    multiple=True,
+    metavar="SITE",
+    help="Site whose pages may ask over HTTP, as https://chat.example; may come again. Default: the server's own only.",
 )
 @dtype_option
 @weight_dtype_option
