@@ -46,9 +46,11 @@ class AdapterTable:
 
     Attributes:
         num_slots: how many adapters may be loaded at the same time.
+        num_heads: how many of them may have a head of their own.
     """
 
     num_slots: int
+    num_heads: int = 0
     _named: dict[str, SlottedAdapter] = field(default_factory=dict)
     _slots: dict[int, SlottedAdapter] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -86,9 +88,14 @@ class AdapterTable:
         """Takes a slot for an adapter that is to be loaded; `give` or `drop` must follow.
 
         Raises:
-            Overloaded: all slots are taken.
+            Overloaded: all slots are taken, or all heads.
         """
         with self._lock:
+            if source.has_head and sum(each.source.has_head for each in self._slots.values()) >= self.num_heads:
+                raise Overloaded(
+                    f"All {self.num_heads} places for adapters with a head of their own are taken. Unload one, or "
+                    "start with a larger max_adapter_heads."
+                )
             slot = next((slot for slot in range(self.num_slots) if slot not in self._slots), None)
             if slot is None:
                 names = ", ".join(self._named) or "none"

@@ -1,5 +1,7 @@
 """Adapters by name: each keeps its slot until nothing holds it, and the errors name those that are loaded."""
 
+from dataclasses import replace
+
 import pytest
 
 from tk.core.errors import Overloaded, UnknownAdapter
@@ -35,6 +37,16 @@ def test_a_name_that_is_not_loaded_is_an_error_with_those_that_are() -> None:
         table.remove("x")
     table.remove("a")
     assert not table.in_slots
+
+
+def test_only_so_many_adapters_have_a_head_of_their_own() -> None:
+    table, heads = AdapterTable(3, num_heads=1), [replace(each, has_head=True) for each in (FIRST, SECOND)]
+    held = table.reserve(heads[0])
+    with pytest.raises(Overloaded, match="All 1 places for adapters with a head of their own are taken"):
+        table.reserve(heads[1])
+    assert table.reserve(SECOND).slot == 1
+    table.drop(held)
+    assert table.reserve(heads[1]).slot == 0
 
 
 def test_a_load_that_failed_leaves_its_slot() -> None:

@@ -106,10 +106,35 @@ static void multiply_rows(const struct model *m, const struct operation *op, int
     product(m, op, x, m->strides[op->source], m->step.tokens, m->buffers[op->target], m->strides[op->target], thread);
 }
 
+// Multiplies wanted rows [first, last), of those whose logits are computed, by a head: the operation's, or another one.
+static void multiply_head(const struct model *m, const struct operation *op, const struct matrix *w, int64_t first,
+                          int64_t last, int32_t thread) {
+    const float *x = normed(m, op, thread) + (m->head_first + first) * m->strides[NORMED];
+    float *out = row(m, LOGITS, first) + m->rank * ((w->out + PANEL - 1) / PANEL * PANEL);
+    struct operation by = *op;
+    by.matrix = *w;
+    product(m, &by, x, m->strides[NORMED], last - first, out, m->strides[LOGITS], thread);
+}
+
+// The slot of the adapter whose own head a wanted row is multiplied by; -1: it is the model's.
+static int32_t slot_of_head(const struct model *m, const struct operation *op, int64_t index) {
+    int32_t slot = op->heads ? slot_of(m, m->step.rows[m->head_first + index]) : -1;
+    return slot < 0 || !op->heads[slot].data ? -1 : slot;
+}
+
+// All rows are multiplied by the model's head, whose weights are read once, and then rows of adapters with a head by
+// theirs, in place of that, as long as the next row has the same.
 static void head(const struct model *m, const struct operation *op, int32_t thread) {
-    const float *x = normed(m, op, thread) + m->head_first * m->strides[NORMED];
-    float *out = m->buffers[LOGITS] + m->rank * ((op->matrix.out + PANEL - 1) / PANEL * PANEL);
-    product(m, op, x, m->strides[NORMED], m->head_count, out, m->strides[LOGITS], thread);
+    int64_t rows = m->head_count, plain = 0;
+    for (int64_t i = 0; i < rows; i++) plain += slot_of_head(m, op, i) < 0;
+    if (plain) multiply_head(m, op, &op->matrix, 0, rows, thread);
+    for (int64_t first = 0, last; plain < rows && first < rows; first = last) {
+        int32_t slot = slot_of_head(m, op, first);
+        for (last = first + 1; last < rows && slot_of_head(m, op, last) == slot;) last++;
+        if (slot < 0) continue;
+        tk_barrier(m->pool);  // the prepared rows of all products have one place
+        multiply_head(m, op, &op->heads[slot], first, last, thread);
+    }
 }
 
 static void run_operation(struct model *m, const struct operation *op, int32_t thread) {

@@ -192,8 +192,8 @@ struct addition {
     uint32_t arrival;                // that of this thread: the others' A x is there when all have arrived
 };
 
-// Adds the products of one slice to `rows` rows from row r on, panels [first, last); `out` begins with both. NULL adds
-// nothing.
+// Adds the products of one slice to `rows` rows from row r on, panels [first, last); `out` begins with both. The first
+// slice gets the change of the bias, too. NULL adds nothing.
 static void add_adapters(const struct addition *a, int slice, int64_t r, int64_t rows, int64_t first, int64_t last,
                          float *out, int64_t out_stride) {
     if (!a) return;
@@ -216,6 +216,12 @@ static void add_adapters(const struct addition *a, int slice, int64_t r, int64_t
                                 high - low, (w->in + 1) / 2, out + (begin - from) * out_stride + (low - first) * PANEL,
                                 out_stride, NULL, 1);
         }
+        if (slice || !adapter->bias) continue;
+        for (int64_t n = begin - from; n < end - from; n++)
+            for (int64_t c = 0; c < (last - first) * PANEL; c += VW) {
+                float *sum = out + n * out_stride + c;
+                v_store(sum, v_load(sum) + v_load(adapter->bias + first * PANEL + c));
+            }
     }
 }
 
