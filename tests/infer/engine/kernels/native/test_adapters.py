@@ -119,7 +119,7 @@ def check_histories(folder: Path, job: Job) -> None:
     """
     base, adapters = make(folder)
     made, threaded = (serving(base, adapters, replace(job, threads=threads)) for threads in (1, 3))
-    sequences, plain = prompts(VOCAB), serving(base, [], replace(job, max_adapters=0))
+    sequences, plain = prompts(VOCAB), serving(base, [], replace(job, adapter_slots=0))
     texts = [tokens for tokens, _ in sequences]
     leases = {i: AdapterLease(slot, f"{slot}") for i, (_, slot) in enumerate(sequences) if slot >= 0}
     every = range(len(texts))
@@ -147,7 +147,7 @@ def test_rows_without_an_adapter_are_prepared_as_in_an_engine_without_places(
     job = replace(JOB, dtype="bf16", weight_dtype="bf16", kv_dtype="bf16", instruction_set=MODELS[0])
     counts = []
     for places, slot in ((0, NO_ADAPTER), (3, NO_ADAPTER), (3, 0)):
-        made = serving(base, adapters[:places], replace(job, max_adapters=places))
+        made = serving(base, adapters[:places], replace(job, adapter_slots=places))
         assert isinstance(made, NativeRunner)
         together(made, prompts(VOCAB, (9, 12), (slot, NO_ADAPTER)))
         area = (ctypes.c_uint16 * made._model.rounded_values).from_address(made._model.rounded)
