@@ -32,6 +32,7 @@ FLOORS: dict[str, dict[str, int]] = {
     "infer": {"engine": 0, "client": 1, "serve": 2},
     "infer/client": {
         "wire": 0,
+        "chat_wire": 0,
         "outgoing": 1,
         "connection": 1,
         "client": 2,

@@ -7,13 +7,14 @@ from urllib.parse import unquote
 
 from ..access.tokens import ADMIN, Caller
 from ..call.call import Frontend, RequestRunner, ServerCall
-from ..errors import UnknownModel
+from ..call.checks import unknown_model
 from ..http.connection import HttpConnection
 from ..http.framing import HttpRequest
 from ..http.listener import Listener
 from ..http.metrics_port import PATH, metrics_route
+from ..http.origins import Origins
 from ..http.problems import retry_headers
-from ..http.router import HttpRoute, HttpRouter, names_of
+from ..http.router import HttpRoute, HttpRouter
 from ..metrics.exposition import MetricsCollector
 from ..operations.lifecycle import ServerState
 from ..options import ServerOptions
@@ -21,6 +22,7 @@ from .adapter_calls import AdapterCalls
 from .completions import Completions
 from .dialects import ChatDialect, TextDialect
 from .page.files import page_routes
+from .tokenizer_calls import TokenizerCalls
 
 _MODELS: Final = "/v1/models/"  # followed by the name of one
 # The names of fields in errors, which the log may have.
@@ -30,6 +32,8 @@ NAMES: Final = frozenset(
         *("name", "prompt", "response_format", "schema", "stream", "stream_options", "strict", "top_logprobs", "type"),
         *("load_inplace", "lora_int_id", "lora_name", "lora_path"),
         *("best_of", "echo", "functions", "suffix", "tool_choice", "tools"),
+        *("add_generation_prompt", "add_special_tokens", "cache_salt", "chat_template_kwargs", "tokens"),
+        *("continue_final_message", "return_token_strs", "structured_outputs", "choice", "json", "regex", "grammar"),
     )
 )
 
@@ -40,7 +44,7 @@ def http_port_of(options: ServerOptions) -> Listener:
     def router_of(frontend: Frontend) -> HttpRouter:
         metrics = MetricsCollector(frontend.runner.engine, frontend.statistics)
         routes = routes_of(frontend.runner, metrics, AdapterCalls(frontend.runner, options.adapter_root))
-        return HttpRouter(routes, frontend, names_of(options))
+        return HttpRouter(routes, frontend, Origins.of(options))
 
     place = options.host, options.http_port or 0
     return Listener("HTTP", *place, options.max_connections, router_of, options.certificates, NAMES)
@@ -48,7 +52,7 @@ def http_port_of(options: ServerOptions) -> Listener:
 
 def routes_of(runner: RequestRunner, metrics: MetricsCollector, adapters: AdapterCalls) -> Mapping[str, HttpRoute]:
     """Returns the routes of the served model by their paths."""
-    lifecycle = runner.lifecycle
+    lifecycle, tokenizer = runner.lifecycle, TokenizerCalls(runner)
 
     async def health(request: HttpRequest, call: ServerCall, reply: HttpConnection) -> None:
         is_serving = lifecycle.state is ServerState.SERVING
@@ -64,7 +68,7 @@ def routes_of(runner: RequestRunner, metrics: MetricsCollector, adapters: Adapte
         name = unquote(request.path.removeprefix(_MODELS))
         found = _models(runner, call.caller)
         if name not in found:
-            raise UnknownModel(f"The model {name[:200]!r} is not served here.")
+            raise unknown_model(name, found)
         await reply.json(found[name])
 
     async def load(request: HttpRequest, call: ServerCall, reply: HttpConnection) -> None:
@@ -81,6 +85,9 @@ def routes_of(runner: RequestRunner, metrics: MetricsCollector, adapters: Adapte
         _MODELS: HttpRoute(one_model),
         "/v1/load_lora_adapter": HttpRoute(adapters.load, "POST", ADMIN),
         "/v1/unload_lora_adapter": HttpRoute(adapters.unload, "POST", ADMIN),
+        "/tokenize": HttpRoute(tokenizer.tokenize, "POST"),
+        "/detokenize": HttpRoute(tokenizer.detokenize, "POST"),
+        "/tokenizer_info": HttpRoute(tokenizer.info),
         "/v1/completions": HttpRoute(Completions(runner, TextDialect()), "POST"),
         "/v1/chat/completions": HttpRoute(Completions(runner, ChatDialect()), "POST"),
     }

@@ -33,6 +33,7 @@ from tk.infer.serve.app import Server
 from tk.infer.serve.engine_protocol import EngineProtocol
 from tk.infer.serve.http.metrics_port import metrics_port_of
 from tk.infer.serve.options import ServerOptions
+from tk.text.chat_context import NEW_TURN, PromptForm
 from tk.text.tokenizer import Tokenizer
 from tk.text.tokenizer_files import TextFiles
 
@@ -73,7 +74,7 @@ class ByteTokenizer:
     def encode_pair(self, prompt: str, continuation: str) -> tuple[list[int], int]:
         return self.encode(prompt + continuation), len(self.encode(prompt))
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], form: PromptForm = NEW_TURN) -> list[int]:
         raise AssertionError("the server renders conversations itself")
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -140,10 +141,10 @@ def _released(request: Request, on_event: Callable[[Event], None], event: Event)
 
 
 class FakeAdapters:
-    """Loads any path but one that is missing; its place has room for `num_slots`."""
+    """Loads any path but one that is missing; `max_named` adapters may have names."""
 
-    def __init__(self, num_slots: int = 3) -> None:
-        self.table = AdapterTable(num_slots)
+    def __init__(self, max_named: int = 3) -> None:
+        self.table = AdapterTable(max_named)
 
     @property
     def infos(self) -> tuple[AdapterInfo, ...]:
@@ -154,7 +155,9 @@ class FakeAdapters:
         if path.name == "missing":
             raise CheckpointError(f"{path} does not exist.")
         source = AdapterSource(str(path), "", f"sha256 of {path.name}", 8, 1024, 5)
-        self.table.give(name, self.table.reserve(source))
+        taken = self.table.reserve(name, source)
+        taken.is_loaded = True
+        self.table.give(name, taken)
         return source.info(name)
 
     def unload(self, name: str) -> tuple[AdapterInfo, Future[None]]:

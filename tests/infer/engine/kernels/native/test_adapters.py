@@ -1,8 +1,10 @@
 """Adapters on native kernels: the logits of training's decoder, the same bits in company and at every tp."""
 
+import ctypes
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +14,10 @@ from tk.infer.engine.job import Job
 from tk.infer.engine.kernels.native import prepare
 from tk.infer.engine.kernels.native.binding import library
 from tk.infer.engine.kernels.native.binding.library import instruction_sets
+from tk.infer.engine.kernels.native.model_runner import NativeRunner
 from tk.infer.engine.request.adapter_lease import AdapterLease
-from tk.tests.infer.adapters import make_adapter, trained_logits
+from tk.infer.engine.step.running_plan import NO_ADAPTER
+from tk.tests.infer.adapters import OWN, make_adapter, trained_logits
 from tk.tests.infer.engine.kernels.adapted import JOB, over_ranks, prompts, put, serving, together
 from tk.tests.infer.engine.kernels.native.products import MODELS, portable
 from tk.tests.infer.history import History
@@ -26,10 +30,11 @@ MATRIX = pytest.mark.matrix
 
 
 def make(folder: Path, name: str = "llama3", **options: int) -> tuple[Path, list[Path]]:
-    """Returns the folders of a model and of two adapters."""
-    base, ranks = folder / "base", (3, 20)
+    """Returns the folders of a model and of two adapters, the second one with what was trained whole."""
+    base = folder / "base"
     replace(ENTRIES[name], options=ENTRIES[name].options | options).make(base)
-    return base, [make_adapter(folder / str(rank), base, seed=rank, rank=rank, rslora=True) for rank in ranks]
+    factors = make_adapter(folder / "3", base, seed=3, rank=3, rslora=True)
+    return base, [factors, make_adapter(folder / "20", base, seed=20, rank=20, rslora=True, **OWN[name])]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +43,7 @@ def make(folder: Path, name: str = "llama3", **options: int) -> tuple[Path, list
         ("llama3", {}),
         ("gpt2", {}),
         pytest.param("llama3", {"intermediate_size": 40}, marks=MATRIX),
-        *(pytest.param(each, {}, marks=MATRIX) for each in ("qwen2", "qwen3", "mistral")),
+        *(pytest.param(each, {}, marks=MATRIX) for each in ("gpt2 untied", "qwen2", "qwen3", "mistral")),
     ],
 )
 def test_logits_are_those_of_training(tmp_path: Path, name: str, options: dict[str, int]) -> None:
@@ -52,16 +57,20 @@ def test_logits_are_those_of_training(tmp_path: Path, name: str, options: dict[s
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
 @pytest.mark.parametrize("name", ["llama3", pytest.param("gpt2", marks=MATRIX), pytest.param("mixtral", marks=MATRIX)])
 def test_logits_are_those_of_peft(tmp_path: Path, name: str) -> None:
-    targets = {"gpt2": ["c_attn", "c_fc"], "mixtral": ["q_proj", "o_proj"]}.get(name, "all-linear")
-    base, adapter, logits = peft_adapters.make_with_peft(name, tmp_path, target_modules=targets)
+    options: dict[str, dict[str, Any]] = {
+        "llama3": {"target_modules": "all-linear", "modules_to_save": ["input_layernorm", "norm", "lm_head"]},
+        "gpt2": {"target_modules": ["c_attn", "c_fc"], "bias": "all"},
+        "mixtral": {"target_modules": ["q_proj", "o_proj"]},
+    }
+    base, adapter, logits = peft_adapters.make_with_peft(name, tmp_path, biases=True, **options[name])
     sequences = [(row, 0) for row in peft_adapters.tokens().tolist()]
     for found, expected in zip(together(serving(base, [adapter], JOB), sequences), logits.numpy(), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("tp", [2, pytest.param(4, marks=MATRIX)])
-def test_bits_in_fp32_are_the_same_at_every_tp(tmp_path: Path, tp: int) -> None:
-    base, adapters = make(tmp_path)
+@pytest.mark.parametrize(("name", "tp"), [("llama3", 2), ("gpt2", 2), pytest.param("llama3", 4, marks=MATRIX)])
+def test_bits_in_fp32_are_the_same_at_every_tp(tmp_path: Path, name: str, tp: int) -> None:
+    base, adapters = make(tmp_path, name)
     expected = together(serving(base, adapters, JOB), prompts(VOCAB))
     found = over_ranks(base, adapters, replace(JOB, tp=tp), prompts(VOCAB), tmp_path / "store")
     assert all(map(np.array_equal, found, expected))
@@ -110,7 +119,7 @@ def check_histories(folder: Path, job: Job) -> None:
     """
     base, adapters = make(folder)
     made, threaded = (serving(base, adapters, replace(job, threads=threads)) for threads in (1, 3))
-    sequences, plain = prompts(VOCAB), serving(base, [], replace(job, max_adapters=0))
+    sequences, plain = prompts(VOCAB), serving(base, [], replace(job, adapter_slots=0))
     texts = [tokens for tokens, _ in sequences]
     leases = {i: AdapterLease(slot, f"{slot}") for i, (_, slot) in enumerate(sequences) if slot >= 0}
     every = range(len(texts))
@@ -126,6 +135,24 @@ def check_histories(folder: Path, job: Job) -> None:
         assert found.accepted > 0
         for i in every:
             assert torch.equal(torch.stack(found.logits[i]), torch.stack(alone[i].logits[i])), (i, num_blocks)
+
+
+def test_rows_without_an_adapter_are_prepared_as_in_an_engine_without_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operation before a product rounds them, and the area in which products round rows themselves is as empty."""
+    monkeypatch.setattr(library, "SOURCE", portable())
+    monkeypatch.setattr(prepare, "instruction_sets", lambda: MODELS)
+    base, adapters = make(tmp_path)
+    job = replace(JOB, dtype="bf16", weight_dtype="bf16", kv_dtype="bf16", instruction_set=MODELS[0])
+    counts = []
+    for places, slot in ((0, NO_ADAPTER), (3, NO_ADAPTER), (3, 0)):
+        made = serving(base, adapters[:places], replace(job, adapter_slots=places))
+        assert isinstance(made, NativeRunner)
+        together(made, prompts(VOCAB, (9, 12), (slot, NO_ADAPTER)))
+        area = (ctypes.c_uint16 * made._model.rounded_values).from_address(made._model.rounded)
+        counts.append(np.count_nonzero(np.frombuffer(area, np.uint16)))
+    assert counts[0] == counts[1] < counts[2]
 
 
 def test_a_slot_serves_the_adapter_that_it_got_last(tmp_path: Path) -> None:
