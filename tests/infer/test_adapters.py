@@ -14,7 +14,7 @@ import pytest
 from tk.infer import LLM, AsyncLLM, SamplingParams
 from tk.infer.engine.request.completion import Completion
 from tk.infer.engine.request.request import CacheOptions
-from tk.tests.infer.adapters import make_adapter, trained_logits
+from tk.tests.infer.adapters import make_adapter, scores, trained_logits
 
 MATRIX = pytest.mark.matrix
 PROMPT = [7, 19, 200, 33, 7, 19, 200, 33, 7, 19, 5, 80] * 3  # repeats itself, so proposals come true
@@ -55,9 +55,9 @@ def logprobs(completion: Completion) -> list[float]:
 def expected_logprobs(base: Path, adapter: Path | None, completion: Completion) -> list[float]:
     """Returns training's log-probabilities of a completion's tokens after PROMPT."""
     new = completion.choices[0].token_ids
-    logits = trained_logits(base, adapter, [*PROMPT, *new]).astype(np.float64)[len(PROMPT) - 1 : -1]
-    scores = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-    return [float(row[token]) for row, token in zip(scores, new, strict=True)]
+    tokens = [*PROMPT, *new]
+    found: list[float] = scores(trained_logits(base, adapter, tokens), tokens)[-len(new) :].tolist()
+    return found
 
 
 @pytest.mark.parametrize(
