@@ -71,16 +71,27 @@ class AdapterTable:
         with self._lock:
             return {slot: each.source for slot, each in self._slots.items()}
 
-    def hold(self, name: str) -> AdapterLease:
+    def hold(self, name: str, version: AdapterLease | None = None) -> AdapterLease:
         """Returns a request's hold on the adapter of a name.
+
+        Args:
+            name: the name.
+            version: a hold on the adapter that it must be, which may have lost the name since; None = any.
 
         Raises:
             UnknownAdapter: no loaded adapter has the name.
+            Overloaded: it is another one than `version`, which another table gave: other weights of the base came
+                meanwhile.
         """
         with self._lock:
-            found = self._find(name)
+            found = self._slots.get(version.slot) if version else None
+            if version is None or found is not version.held:
+                found = self._find(name)
+            assert found is not None
+            if version is not None and found.source.digest != version.digest:
+                raise Overloaded(f"Adapter {name[:100]!r} was loaded again while the call began. Ask again.")
             found.num_holders += 1
-            return AdapterLease(found.slot, found.source.digest, partial(self.drop, found))
+            return AdapterLease(found.slot, found.source.digest, partial(self.drop, found), found)
 
     def reserve(self, source: AdapterSource) -> SlottedAdapter:
         """Takes a slot for an adapter that is to be loaded; `give` or `drop` must follow.

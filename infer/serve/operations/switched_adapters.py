@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
+from ...engine.request.adapter_lease import AdapterLease
 from ...engine.request.events import AdapterInfo
 from ..engine_protocol import AdaptersProtocol
 from ..errors import Loading
@@ -28,6 +29,10 @@ class SwitchedAdapters:
     def infos(self) -> tuple[AdapterInfo, ...]:
         """The descriptions of the adapters that requests may ask for."""
         return self._current().infos
+
+    def hold(self, name: str, version: AdapterLease | None = None) -> AdapterLease:
+        """See `AdaptersProtocol.hold`."""
+        return self._current().hold(name, version)
 
     def load(self, name: str, path: Path) -> AdapterInfo:
         """See `AdaptersProtocol.load`; raises Loading while other weights of the base are loaded."""

@@ -37,6 +37,29 @@ def test_a_name_that_is_not_loaded_is_an_error_with_those_that_are() -> None:
     assert not table.in_slots
 
 
+def test_a_version_is_held_again_after_its_name_was_given_away() -> None:
+    table, other = AdapterTable(2), AdapterTable(1)
+    table.give("x", table.reserve(FIRST))
+    version = table.hold("x")
+    table.give("x", table.reserve(SECOND))
+    again = table.hold("x", version)
+    version.release()
+    assert (again.slot, again.digest) == (0, "first")
+    other.give("x", other.reserve(SECOND))
+    with pytest.raises(Overloaded, match="Adapter 'x' was loaded again while the call began"):
+        other.hold("x", again)
+    again.release()
+    assert table.in_slots == {1: SECOND}
+
+
+def test_another_engine_has_a_version_by_its_digest() -> None:
+    table, other = AdapterTable(1), AdapterTable(2)
+    table.give("x", table.reserve(FIRST))
+    other.give("y", other.reserve(SECOND))
+    other.give("x", other.reserve(FIRST))
+    assert other.hold("x", table.hold("x")).slot == 1
+
+
 def test_a_load_that_failed_leaves_its_slot() -> None:
     table = AdapterTable(1)
     table.drop(table.reserve(FIRST))
