@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tk.core.errors import CheckpointError
 from tk.infer import LLM, AsyncLLM, SamplingParams
 from tk.infer.engine.request.completion import Completion
 from tk.infer.engine.request.request import CacheOptions
@@ -196,6 +199,29 @@ def test_prefixes_are_those_of_an_adapters_bytes(base: Path, served: LLM, adapte
     served.load_adapter("same", adapters["c"])
     assert num_cached("same") == 0
     served.unload_adapter("same")
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_a_folder_of_peft_may_have_the_tokenizer_of_its_base_and_no_other(
+    base: Path, served: LLM, tmp_path: Path
+) -> None:
+    """As `save_pretrained` of transformers writes it beside the adapter's files."""
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=2, target_modules=["q_proj"]))
+    model.save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.save_pretrained(tmp_path)
+    served.load_adapter("theirs", tmp_path)
+    assert served.engine.adapters.loaded["theirs"].rank == 2
+    served.unload_adapter("theirs")
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="has a chat template of its own"):
+        served.load_adapter("theirs", tmp_path)
+    tokenizer.add_tokens(["<tool>"])
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"tokenizer.json has another vocabulary than .*: \('<tool>', 264\)"):
+        served.load_adapter("theirs", tmp_path)
+    assert "theirs" not in served.engine.adapters.loaded
 
 
 def held() -> tuple[int, int]:

@@ -12,6 +12,7 @@ from ....checkpoint.format.region import as_bytes
 from ....core import dtypes
 from ....core.dtypes import DType
 from ....core.errors import CheckpointError
+from ....model.adapter_text import check_served_text
 from ....model.config import ModelConfig
 from ....model.lora.peft_config import to_peft
 from ....model.lora.table import is_factor
@@ -56,8 +57,8 @@ class AdapterSource:
             plan: the plan of its memory.
 
         Raises:
-            CheckpointError: it is no adapter of this base, holds what is not served, has a rank above the plan's, or
-                a number that is not finite.
+            CheckpointError: it is no adapter of this base, holds what is not served, has a rank above the plan's,
+                another vocabulary or chat template than the base, or a number that is not finite.
         """
         checkpoint = Checkpoint.open(path.absolute() if os.path.exists(path) else path)
         adapter = StoredAdapter.of(checkpoint)
@@ -69,6 +70,7 @@ class AdapterSource:
                 f"{checkpoint.path} has factors of rank {rank}, and max_adapter_rank is {plan.max_adapter_rank}. "
                 "Start with a larger max_adapter_rank."
             )
+        check_served_text(checkpoint, base)
         if adapter.base.identity:
             check_base(adapter, base_identity(base, config), str(base.path))
         adapter.check_values()
