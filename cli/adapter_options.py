@@ -78,6 +78,11 @@ _OF_SERVE: Final = (
     ),
     click.option("--max-adapter-rank", type=click.IntRange(1), help="Largest rank of an adapter; default: 64."),
     click.option(
+        "--max-adapter-heads",
+        type=click.IntRange(0),
+        help="Most of them that may have a head of their own (modules_to_save); default: all if an --adapter has one.",
+    ),
+    click.option(
         "--adapter-root",
         metavar="DIR",
         type=PATH,

@@ -1,9 +1,10 @@
 """Low-rank adapters of random values as steps, and the logits that training's modules find with them."""
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,17 @@ from tk.parallel.layers import LayerContext
 from tk.parallel.mesh import ALONE, Group, Mesh
 from tk.train.engine.attention import causal_attention
 
+# What an adapter of an architecture of the tests may hold of its own beside factors.
+OWN: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "llama3": {"modules_to_save": ("norm", "lm_head")},
+        "gpt2": {"modules_to_save": ("ln_1", "ln_f"), "bias": "all"},
+        "gpt2 untied": {"modules_to_save": ("ln_2", "lm_head"), "bias": "lora_only"},
+        "qwen2": {"modules_to_save": ("post_attention_layernorm",), "bias": "lora_only"},
+        "qwen3": {"modules_to_save": ("q_norm", "k_norm", "lm_head")},
+        "mistral": {"modules_to_save": ("lm_head",)},
+    }
+)
 Change = Callable[[str, Array], Array]  # a tensor's name and values -> other values
 
 
@@ -42,6 +54,8 @@ def make_adapter(
     **options: Any,
 ) -> Path:
     """Saves a step with an adapter of a model, whose products are about as large as a tenth of those of its weights.
+
+    Norms and biases of its own are about 1.
 
     Args:
         run: the run folder.
@@ -62,7 +76,8 @@ def make_adapter(
 
     def values(name: str) -> Array:
         drawn = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(shapes[name], np.float32)
-        found = change(name, drawn * np.float32(0.5 / np.sqrt(shapes[name][-1])))
+        small = drawn * np.float32(0.5 / np.sqrt(shapes[name][-1]))
+        found = change(name, small + np.float32(len(shapes[name]) == 1))
         return cast(found, FP32, by_code(code)).reshape(-1)
 
     with RunFolder(run).lock() as locked:

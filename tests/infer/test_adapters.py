@@ -17,7 +17,7 @@ from tk.core.errors import CheckpointError
 from tk.infer import LLM, AsyncLLM, SamplingParams
 from tk.infer.engine.request.completion import Completion
 from tk.infer.engine.request.request import CacheOptions
-from tk.tests.infer.adapters import make_adapter, scores, trained_logits
+from tk.tests.infer.adapters import OWN, make_adapter, scores, trained_logits
 
 MATRIX = pytest.mark.matrix
 PROMPT = [7, 19, 200, 33, 7, 19, 200, 33, 7, 19, 5, 80] * 3  # repeats itself, so proposals come true
@@ -33,11 +33,11 @@ def base(model_folder: Callable[[str], Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Three adapters of the base of different ranks, one of them of attention alone."""
+    """Three adapters of the base: one with norms and a head of its own, one of attention alone."""
     folder, attention = tmp_path_factory.mktemp("adapters"), ("q_proj", "v_proj", "o_proj")
     return {
         "a": make_adapter(folder / "a", base, seed=1, rank=3),
-        "b": make_adapter(folder / "b", base, seed=2, rank=16, rslora=True),
+        "b": make_adapter(folder / "b", base, seed=2, rank=16, rslora=True, **OWN["llama3"]),
         "c": make_adapter(folder / "c", base, seed=3, rank=8, targets=attention),
     }
 
@@ -156,7 +156,10 @@ def test_32_requests_of_8_adapters_have_the_bits_that_each_has_alone(
     base: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     ranks = (4, 8, 16, 16, 24, 32, 48, 64)
-    paths = {str(seed): make_adapter(tmp_path / str(seed), base, seed, rank=rank) for seed, rank in enumerate(ranks)}
+    paths = {
+        str(seed): make_adapter(tmp_path / str(seed), base, seed, rank=rank, **(OWN["llama3"] if seed % 2 else {}))
+        for seed, rank in enumerate(ranks)
+    }
     names = [("", *paths)[i % 9] for i in range(32)]
     prompts = [PROMPT[i % 5 : 20 + i] for i in range(32)]
     ways = (
@@ -234,8 +237,8 @@ def held() -> tuple[int, int]:
 
 @MATRIX
 def test_a_thousand_loads_leave_nothing_behind(base: Path, tmp_path: Path) -> None:
-    paths = [make_adapter(tmp_path / str(seed), base, seed=seed, rank=64) for seed in range(2)]
-    with LLM(base, max_adapters=2, kv_blocks=64) as llm:
+    paths = [make_adapter(tmp_path / str(seed), base, seed=seed, rank=64, **OWN["llama3"]) for seed in range(2)]
+    with LLM(base, max_adapters=2, max_adapter_heads=2, kv_blocks=64) as llm:
         seen = []
         for number in range(1, 1001):
             llm.load_adapter("a", paths[number % 2])

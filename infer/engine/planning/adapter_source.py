@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ....checkpoint import Checkpoint
@@ -12,12 +12,18 @@ from ....checkpoint.format.region import as_bytes
 from ....core import dtypes
 from ....core.dtypes import DType
 from ....core.errors import CheckpointError
+from ....core.given_paths import as_path
+from ....core.progress import format_bytes
 from ....model.adapter_text import check_served_text
 from ....model.config import ModelConfig
 from ....model.lora.peft_config import to_peft
 from ....model.lora.table import is_factor
-from ....model.spec import DecoderSpec
+from ....model.registry import decoder_spec
+from ....model.spec import HEAD, DecoderSpec
 from ....model.stored_adapter import StoredAdapter, base_identity, check_base
+from ..options import EngineOptions
+from ..program.lower import lower
+from ..program.own_params import own_params
 from ..request.events import AdapterInfo
 from .memory_plan import MemoryPlan
 
@@ -33,6 +39,7 @@ class AdapterSource:
         rank: the largest rank of its factors.
         size: the bytes of its tensors, as they are served.
         step: the training step of its checkpoint; 0 for a folder of PEFT.
+        has_head: whether it has a head of its own.
     """
 
     path: str
@@ -41,6 +48,7 @@ class AdapterSource:
     rank: int
     size: int = 0
     step: int = 0
+    has_head: bool = False
 
     def info(self, name: str, live_requests: int = 0) -> AdapterInfo:
         """Returns the description of the adapter under a name."""
@@ -57,19 +65,16 @@ class AdapterSource:
             plan: the plan of its memory.
 
         Raises:
-            CheckpointError: it is no adapter of this base, holds what is not served, has a rank above the plan's,
-                another vocabulary or chat template than the base, or a number that is not finite.
+            CheckpointError: it is no adapter of this base, holds what is not served, has a rank above the plan's or a
+                head that the plan has no room for, another vocabulary or chat template than the base, or a number that
+                is not finite.
         """
-        checkpoint = Checkpoint.open(path.absolute() if os.path.exists(path) else path)
-        adapter = StoredAdapter.of(checkpoint)
+        checkpoint = _open(path)
+        adapter, model = StoredAdapter.of(checkpoint), decoder_spec(config)
         spec = adapter.decoder(config)
-        _check_served(spec, checkpoint.path)
-        rank = max(each.rank for each in spec.adapters.values())
-        if rank > plan.max_adapter_rank:
-            raise CheckpointError(
-                f"{checkpoint.path} has factors of rank {rank}, and max_adapter_rank is {plan.max_adapter_rank}. "
-                "Start with a larger max_adapter_rank."
-            )
+        _check_served(spec, model, checkpoint.path)
+        rank, has_head = max(each.rank for each in spec.adapters.values()), _has_head(checkpoint, model)
+        _check_room(checkpoint.path, rank, has_head, plan)
         check_served_text(checkpoint, base)
         if adapter.base.identity:
             check_base(adapter, base_identity(base, config), str(base.path))
@@ -81,24 +86,67 @@ class AdapterSource:
         size = dtype.itemsize * sum(math.prod(each.shape) for each in checkpoint.tensors.values())
         checkpoint.folder.require_unchanged()
         place = str(checkpoint.path), checkpoint.folder.fingerprint
-        return AdapterSource(*place, digest.hexdigest(), rank, size, checkpoint.step)
+        return AdapterSource(*place, digest.hexdigest(), rank, size, checkpoint.step, has_head)
 
 
-def _check_served(spec: DecoderSpec, path: Path) -> None:
-    """Raises CheckpointError if an adapter has more than factors of weights that every token uses."""
+def with_heads(options: EngineOptions, config: ModelConfig) -> EngineOptions:
+    """Returns the options with a number for `max_adapter_heads`: by default all adapters may have one, or none.
+
+    Args:
+        options: those of an engine.
+        config: the model that it serves.
+
+    Raises:
+        CheckpointError: an adapter that is to be loaded at start does not open.
+    """
+    if options.max_adapter_heads is not None:
+        return options
+    spec = decoder_spec(config)
+    has_head = any(_has_head(_open(as_path(path)), spec) for path in options.adapters.values())
+    return replace(options, max_adapter_heads=options.num_adapter_slots if has_head else 0)
+
+
+def _open(path: Path) -> Checkpoint:
+    return Checkpoint.open(path.absolute() if os.path.exists(path) else path)
+
+
+def _has_head(checkpoint: Checkpoint, spec: DecoderSpec) -> bool:
+    """Returns whether a checkpoint holds a head that is not tied."""
+    heads = (tensor for tensor in spec.table if (tensor.param or tensor.name) == HEAD and not tensor.alias)
+    return any(tensor.name in checkpoint.tensors for tensor in heads)
+
+
+def _check_served(spec: DecoderSpec, base: DecoderSpec, path: Path) -> None:
+    """Raises CheckpointError if an adapter has more than what is served beside others."""
+    own = own_params(lower(base))
     for tensor in spec.table:
         if not tensor.stored:
             continue
-        if not is_factor(tensor):
-            raise CheckpointError(
-                f"{path} holds {tensor.name}, a tensor of the base that was trained whole (modules_to_save, bias). "
-                "Beside other adapters only factors are served: merge this adapter into its base and serve that."
-            )
-        if tensor.expert is not None:
+        if is_factor(tensor) and tensor.expert is not None:
             raise CheckpointError(
                 f"{path} holds {tensor.name}, a factor of an expert, and adapters of experts are not served beside "
-                "others: merge this adapter into its base and serve that."
+                "others: merge this adapter into its base and serve that (tk export --merge)."
             )
+        if not is_factor(tensor) and (tensor.param or tensor.name) not in own:
+            raise CheckpointError(
+                f"{path} holds {tensor.name}, trained whole (modules_to_save), and beside other adapters only norms, "
+                "biases of linear layers and the head are served so: merge this adapter into its base and serve that "
+                "(tk export --merge)."
+            )
+
+
+def _check_room(path: Path, rank: int, has_head: bool, plan: MemoryPlan) -> None:
+    """Raises CheckpointError if an adapter is larger than any that the plan has room for."""
+    if rank > plan.max_adapter_rank:
+        raise CheckpointError(
+            f"{path} has factors of rank {rank}, and max_adapter_rank is {plan.max_adapter_rank}. "
+            "Start with a larger max_adapter_rank."
+        )
+    if has_head and not plan.max_adapter_heads:
+        raise CheckpointError(
+            f"{path} has a head of its own (modules_to_save), and max_adapter_heads is 0. Start with a larger "
+            f"max_adapter_heads; a head takes {format_bytes(plan.head_bytes)} on each of {plan.tp} ranks."
+        )
 
 
 def _line(checkpoint: Checkpoint, name: str, dtype: DType) -> bytes:

@@ -46,9 +46,11 @@ class AdapterTable:
 
     Attributes:
         num_slots: how many adapters may be loaded at the same time.
+        num_heads: how many of them may have a head of their own.
     """
 
     num_slots: int
+    num_heads: int = 0
     _named: dict[str, SlottedAdapter] = field(default_factory=dict)
     _slots: dict[int, SlottedAdapter] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -84,10 +86,7 @@ class AdapterTable:
                 meanwhile.
         """
         with self._lock:
-            found = self._slots.get(version.slot) if version else None
-            if version is None or found is not version.held:
-                found = self._find(name)
-            assert found is not None
+            found = self._of(version) or self._find(name)
             if version is not None and found.source.digest != version.digest:
                 raise Overloaded(f"Adapter {name[:100]!r} was loaded again while the call began. Ask again.")
             found.num_holders += 1
@@ -97,9 +96,14 @@ class AdapterTable:
         """Takes a slot for an adapter that is to be loaded; `give` or `drop` must follow.
 
         Raises:
-            Overloaded: all slots are taken.
+            Overloaded: all slots are taken, or all heads.
         """
         with self._lock:
+            if source.has_head and sum(each.source.has_head for each in self._slots.values()) >= self.num_heads:
+                raise Overloaded(
+                    f"All {self.num_heads} places for adapters with a head of their own are taken. Unload one, or "
+                    "start with a larger max_adapter_heads."
+                )
             slot = next((slot for slot in range(self.num_slots) if slot not in self._slots), None)
             if slot is None:
                 names = ", ".join(self._named) or "none"
@@ -133,6 +137,11 @@ class AdapterTable:
         """Ends one hold on an adapter, whose slot is free after the last."""
         with self._lock:
             self._drop(adapter)
+
+    def _of(self, version: AdapterLease | None) -> SlottedAdapter | None:
+        """Returns what a hold of this table holds; None for that of another one."""
+        found = self._slots.get(version.slot) if version else None
+        return found if version and found is version.held else None
 
     def _find(self, name: str) -> SlottedAdapter:
         if name in self._named:

@@ -1,7 +1,8 @@
 """The factors of a low-rank adapter (LoRA, arXiv 2106.09685) on one rank, beside the weights of a program.
 
 y = W x + b + scale B u, where u = A x. The factors of a row-parallel weight follow its inputs: a rank has the columns
-of A that it has of W, and adds its part of the sum. Those of a column-parallel weight follow its outputs.
+of A that it has of W, and adds its part of the sum. Those of a column-parallel weight follow its outputs. Norms, biases
+and the head may be trained whole: such an adapter has them in place of the base's.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,10 +16,11 @@ from ....core.integers import round_up
 from ....core.layout import Layout
 from ....core.local_params import LocalParam, local_params
 from ....core.tensors import TensorSpec
-from ....model.lora.table import factor_name, is_factor, leaf
+from ....model.lora.table import factor_name, leaf
 from ....model.spec import DecoderSpec
 from .lower import Program
 from .operations import Multiply, WeightMatrix
+from .own_params import summed_biases, vector_bytes
 from .weights import load_params
 
 _LINE: Final = 16  # rows that kernels keep together
@@ -60,8 +62,18 @@ class WeightAdapter:
     ups: tuple[UpFactor, ...]
 
 
-# An adapter on one rank, by the names of weights; other weights have no factors.
-RankAdapter = Mapping[str, WeightAdapter]
+@dataclass(frozen=True, slots=True, eq=False)
+class RankAdapter:
+    """An adapter on one rank.
+
+    Attributes:
+        beside: the factors, by the names of weights; other weights have none.
+        own: the parameters that it has in place of the base's, by name (see `own_params.py`). The first rank alone has
+            the biases that are added to sums over ranks.
+    """
+
+    beside: Mapping[str, WeightAdapter]
+    own: Mapping[str, Array]
 
 
 def adapted_matrices(program: Program) -> Iterator[WeightMatrix]:
@@ -70,12 +82,15 @@ def adapted_matrices(program: Program) -> Iterator[WeightMatrix]:
 
 
 def adapter_bytes(program: Program, rank: int, itemsize: int) -> int:
-    """Returns the bytes of an adapter that has factors of a rank beside every weight, padded as kernels need it."""
-    return sum(
-        itemsize
-        * (padded_ranks(program, matrix, rank) * (matrix.in_features + _PAD) + _up_values(program, matrix, rank))
+    """Returns the bytes of an adapter without a head that has all else, padded as kernels need it.
+
+    It has factors of a rank beside every weight, and norms and biases of its own.
+    """
+    factors = sum(
+        padded_ranks(program, matrix, rank) * (matrix.in_features + _PAD) + _up_values(program, matrix, rank)
         for matrix in adapted_matrices(program)
     )
+    return itemsize * factors + vector_bytes(program)
 
 
 def padded_ranks(program: Program, matrix: WeightMatrix, rank: int) -> int:
@@ -93,29 +108,34 @@ def _num_layers(program: Program, matrix: WeightMatrix) -> int:
 
 
 def load_adapter(program: Program, adapted: DecoderSpec, checkpoint: Checkpoint, dtype: DType) -> RankAdapter:
-    """Reads the factors of a rank from an adapter's checkpoint.
+    """Reads a rank's part of an adapter.
 
     Args:
         program: the rank's program.
         adapted: the model with the adapter (see `StoredAdapter.decoder`).
         checkpoint: the adapter's checkpoint.
-        dtype: the dtype of the factors.
+        dtype: the dtype of its values.
 
     Raises:
         CheckpointError: a tensor is missing, of another shape or damaged.
     """
-    held = local_params(adapted.table, Layout(tp=program.tp), program.rank)
+    others = summed_biases(program) if program.rank else frozenset()
+    held = [
+        param
+        for param in local_params(adapted.table, Layout(tp=program.tp), program.rank)
+        if param.name not in others and any(piece.tensor.stored for piece in param.pieces)
+    ]
     found: dict[str, Array] = {}
-    factors = [param for param in held if is_factor(param.pieces[0].tensor)]
-    load_params(factors, (), checkpoint, dtype, lambda param, values: found.update({param.name: values}))
+    load_params(held, (), checkpoint, dtype, lambda param, values: found.update({param.name: values}))
     weights = {param.name: param for param in program.params}
-    return {
+    beside = {
         matrix.name: WeightAdapter(
             found[factor_name(matrix.name, "A")], tuple(_ups(weights[matrix.name], adapted, found))
         )
         for matrix in adapted_matrices(program)
         if factor_name(matrix.name, "A") in found
     }
+    return RankAdapter(beside, {name: values for name, values in found.items() if name in weights})
 
 
 def _ups(weight: LocalParam, adapted: DecoderSpec, found: Mapping[str, Array]) -> Iterator[UpFactor]:

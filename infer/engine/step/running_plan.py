@@ -59,6 +59,12 @@ class RunningPlan:
         return held
 
     @property
+    def adapter_of(self) -> Array:
+        """The slot of each packed token's adapter, NO_ADAPTER without one: int32 [T]; empty if no span has one."""
+        each: Array = np.repeat(self.adapters, self.span_length) if len(self.adapters) else self.adapters
+        return each
+
+    @property
     def span_context(self) -> Array:
         """The number of computed tokens of each span's sequence after this step: int32 [S]."""
         context: Array = self.positions[np.cumsum(self.span_length) - 1] + np.int32(1)

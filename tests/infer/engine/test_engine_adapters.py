@@ -11,7 +11,7 @@ import pytest
 
 from tk.core.errors import Cancelled, CheckpointError, ConfigError, Overloaded, UnknownAdapter, WorkerDied
 from tk.infer import LLM, AsyncLLM, SamplingParams
-from tk.tests.infer.adapters import make_adapter
+from tk.tests.infer.adapters import OWN, make_adapter
 
 PARAMS = SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True)
 PROMPT = [7, 19, 200, 33, 5]
@@ -52,7 +52,8 @@ def test_loads_that_fail_change_nothing_and_new_workers_load_what_is_there(
     model_folder: Callable[[str], Path], tmp_path: Path, llm: LLM
 ) -> None:
     base = model_folder("grouped")
-    paths = {name: make_adapter(tmp_path / name, base, seed=seed, rank=4) for seed, name in enumerate(("kept", "gone"))}
+    own = {"kept": OWN["llama3"], "gone": {}}
+    paths = {name: make_adapter(tmp_path / name, base, seed=len(name), rank=4, **more) for name, more in own.items()}
     with pytest.raises(ConfigError, match="has no places for adapters"):
         llm.load_adapter("kept", paths["kept"])
     with LLM(base, adapters=paths, max_restarts=1, kv_blocks=64) as served:

@@ -1,11 +1,11 @@
-"""The products with the factors of adapters, beside those with weights, for the rows that have an adapter.
+"""What adapters change of a tile's rows: products with factors beside those with weights, norms and heads of their own.
 
-u = A x is rounded once to the dtype of x. scale B u joins the fp32 sum of W x, slice by slice, before that is rounded.
-Rows without an adapter keep the bits that they have in a step without adapters. Letters as in `prepared_weights.py`,
-R the ranks of all adapters of one weight, r the rank of one.
+u = A x is rounded once to the dtype of x. scale B u joins the fp32 sum of W x, slice by slice, before that is rounded;
+so does the change of a bias. Rows without an adapter keep the bits that they have in a step without adapters. Letters
+as in `prepared_weights.py`, R the ranks of all adapters of one weight, r the rank of one.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,9 +14,12 @@ import torch.nn.functional as F
 from .....checkpoint.read.stored_array import StoredArray
 from .....core.dtypes import DType
 from .....parallel.collectives import tree_sum
-from .....parallel.products import wide_linear
-from ...program.adapters import WeightAdapter
-from .prepared_weights import AnyProduct
+from .....parallel.products import linear, wide_linear
+from .....parallel.torch_dtypes import format_of
+from ...program.adapters import RankAdapter, WeightAdapter
+from ...program.lower import Program
+from ...program.own_params import linear_biases
+from .prepared_weights import AnyProduct, PreparedWeights
 from .row_tiles import SMALLEST
 
 
@@ -42,44 +45,104 @@ class LowRankProduct:
         return LowRankProduct(down, tuple((up, *place) for up, place in zip(ups, places, strict=True)))
 
     def add_to(self, sums: Sequence[torch.Tensor], rows: slice, x_TD: torch.Tensor) -> None:
-        """Adds the products of some rows to the sums of slices, each fp32 [T, F].
-
-        A fixed number of rows is multiplied at a time, so that a row's bits do not depend on the others.
-        """
-        padded_TD = F.pad(x_TD[rows], (0, 0, 0, -(rows.stop - rows.start) % SMALLEST))
-        for first, tile_TD in zip(range(rows.start, rows.stop, SMALLEST), padded_TD.split(SMALLEST), strict=True):
-            stop = min(first + SMALLEST, rows.stop)
+        """Adds the products of some rows to the sums of slices, each fp32 [T, F]."""
+        for place, tile_TD in _tiles(rows, x_TD):
             inputs, factors = tile_TD.chunk(len(sums), -1), self.down.chunk(len(sums), -1)
             for sum_TF, x, a_RD in zip(sums, inputs, factors, strict=True):
                 u_TR = wide_linear(x.contiguous(), a_RD).to(x.dtype)
                 for b_Fr, row, rank, scale in self.ups:
-                    y_TF = wide_linear(u_TR[:, rank : rank + b_Fr.shape[1]], b_Fr)[: stop - first]
-                    sum_TF[first:stop, row : row + len(b_Fr)] += y_TF * scale
+                    y_TF = wide_linear(u_TR[:, rank : rank + b_Fr.shape[1]], b_Fr)[: place.stop - place.start]
+                    sum_TF[place, row : row + len(b_Fr)] += y_TF * scale
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedAdapter:
+    """An adapter of a rank on its device.
+
+    Attributes:
+        products: the factors, by the names of weights.
+        changes: what it adds to biases, fp32, by the names of weights.
+        own: the parameters that it has in place of the base's, by name.
+    """
+
+    products: Mapping[str, LowRankProduct]
+    changes: Mapping[str, torch.Tensor]
+    own: Mapping[str, torch.Tensor]
+
+    @staticmethod
+    def of(adapter: RankAdapter, program: Program, weights: PreparedWeights) -> "PreparedAdapter":
+        """Copies an adapter to the device of the base's weights, whose dtype it has."""
+        dtype, device = format_of(weights.dtype), weights.device
+        own = {name: StoredArray(values, dtype).torch().to(device) for name, values in adapter.own.items()}
+        return PreparedAdapter(
+            {name: LowRankProduct.of(each, dtype, device) for name, each in adapter.beside.items()},
+            {
+                weight: own[bias].float() - weights[bias].float()
+                for weight, bias in linear_biases(program).items()
+                if bias in own
+            },
+            own,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptedRange:
-    """Rows of a tile with the product of their adapter beside each weight, by its name."""
+    """Rows of a tile and their adapter."""
 
     rows: slice
-    products: dict[str, LowRankProduct]
+    adapter: PreparedAdapter
 
 
 def multiply(name: str, product: AnyProduct, x_TD: torch.Tensor, ranges: Iterable[AdaptedRange]) -> torch.Tensor:
     """Returns the product of rows with a weight and with their adapters beside it: [T, D] -> [T, F]."""
-    adapted = list(_beside(name, ranges))
+    adapted = [each for each in ranges if name in each.adapter.products or name in each.adapter.changes]
     if not adapted:
         return product(x_TD)
     sums = product.slice_sums(x_TD)
-    for rows, low_rank in adapted:
-        low_rank.add_to(sums, rows, x_TD)
+    for each in adapted:
+        if name in each.adapter.products:
+            each.adapter.products[name].add_to(sums, each.rows, x_TD)
+        if name in each.adapter.changes:
+            sums[0][each.rows] += each.adapter.changes[name]
     y_TF = tree_sum(sums)
     if x_TD.dtype == torch.float32:
         return y_TF
     plain_TF = product(x_TD)
-    for rows, _ in adapted:
-        plain_TF[rows] = y_TF[rows].to(x_TD.dtype)
+    for each in adapted:
+        plain_TF[each.rows] = y_TF[each.rows].to(x_TD.dtype)
     return plain_TF
+
+
+def by_own(
+    names: Sequence[str],
+    weights: PreparedWeights,
+    ranges: Iterable[AdaptedRange],
+    compute: Callable[..., torch.Tensor],
+) -> torch.Tensor:
+    """Computes all rows of a tile with parameters of the base, and those of adapters that have some with these.
+
+    Args:
+        names: the parameters.
+        compute: a function of the parameters, which returns the rows. It computes all of them each time: then the bits
+            of a row depend on the tile's size alone.
+    """
+    found = compute(*(weights[name] for name in names))
+    for each in ranges:
+        own = each.adapter.own
+        if any(name in own for name in names):
+            parameters = (own[name] if name in own else weights[name] for name in names)
+            found[each.rows] = compute(*parameters)[each.rows]
+    return found
+
+
+def multiply_by_own_heads(
+    name: str, logits_RV: torch.Tensor, normed_RD: torch.Tensor, ranges: Iterable[AdaptedRange]
+) -> None:
+    """Replaces the logits of rows whose adapter has a head of its own, in place."""
+    for each in ranges:
+        if name in each.adapter.own:
+            for place, tile_TD in _tiles(each.rows, normed_RD):
+                logits_RV[place] = linear(tile_TD, each.adapter.own[name])[: place.stop - place.start]
 
 
 def wide_product(product: AnyProduct, x_TD: torch.Tensor) -> torch.Tensor:
@@ -87,7 +150,8 @@ def wide_product(product: AnyProduct, x_TD: torch.Tensor) -> torch.Tensor:
     return tree_sum(product.slice_sums(x_TD))
 
 
-def _beside(name: str, ranges: Iterable[AdaptedRange]) -> Iterator[tuple[slice, LowRankProduct]]:
-    for each in ranges:
-        if name in each.products:
-            yield each.rows, each.products[name]
+def _tiles(rows: slice, x_TD: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yields some rows in tiles of a fixed size, padded, so that a row's bits do not depend on the others."""
+    padded_TD = F.pad(x_TD[rows], (0, 0, 0, -(rows.stop - rows.start) % SMALLEST))
+    for first, tile_TD in zip(range(rows.start, rows.stop, SMALLEST), padded_TD.split(SMALLEST), strict=True):
+        yield slice(first, min(first + SMALLEST, rows.stop)), tile_TD

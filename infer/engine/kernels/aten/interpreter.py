@@ -5,6 +5,7 @@ Letters: T rows of a tile, R rows whose logits are wanted, D hidden size, V voca
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -14,6 +15,7 @@ from .....model.rope import Rotation, rotate, rotation
 from .....parallel.collectives import all_gather, all_reduce, tree_sum
 from .....parallel.mesh import Group
 from .....parallel.wide_sums import embedding, layer_norm
+from ...program.adapters import RankAdapter
 from ...program.lower import Program
 from ...program.operations import (
     AttendToCache,
@@ -29,7 +31,7 @@ from ...program.operations import (
     RunExperts,
     SampleTokens,
 )
-from .adapted_products import AdaptedRange, multiply
+from .adapted_products import AdaptedRange, PreparedAdapter, by_own, multiply, multiply_by_own_heads
 from .experts import Routing, choose_experts, run_experts, sigmoid
 from .paged_attention import PagedAttention
 from .prepared_weights import PreparedWeights
@@ -71,6 +73,10 @@ class Interpreter:
         self._products = weights.products(program)
         self._group = program.num_heads // program.num_kv_heads
 
+    def prepared(self, adapter: RankAdapter) -> PreparedAdapter:
+        """Copies an adapter, of the weights' dtype, to their device."""
+        return PreparedAdapter.of(adapter, self._program, self._weights)
+
     def forward(
         self,
         tokens_T: torch.Tensor,
@@ -87,10 +93,12 @@ class Interpreter:
             self._run(operation, state)
         return state.buffers["normed"]
 
-    def head(self, normed_RD: torch.Tensor) -> torch.Tensor:
+    def head(self, normed_RD: torch.Tensor, adapted: Sequence[AdaptedRange] = ()) -> torch.Tensor:
         """Maps normed hidden states to this rank's logits [R, V], padding of the vocabulary included."""
         (head,) = (operation for operation in self._program.operations if isinstance(operation, Head))
-        return self._products[head.matrix.name](normed_RD)
+        logits_RV = self._products[head.matrix.name](normed_RD)
+        multiply_by_own_heads(head.matrix.name, logits_RV, normed_RD, adapted)
+        return logits_RV
 
     def _run(self, operation: Operation, state: TileState) -> None:
         buffers = state.buffers
@@ -98,7 +106,7 @@ class Interpreter:
             case Embed():
                 buffers["hidden"] = self._embed(operation, state)
             case Norm():
-                buffers["normed"] = self._norm(operation, buffers["hidden"])
+                buffers["normed"] = self._norm(operation, state)
             case Multiply():
                 name = operation.matrix.name
                 buffers[operation.target] = multiply(
@@ -132,19 +140,23 @@ class Interpreter:
             hidden_TD = hidden_TD + embedding(state.positions, self._weights[operation.positions])
         return hidden_TD
 
-    def _norm(self, operation: Norm, hidden_TD: torch.Tensor) -> torch.Tensor:
-        weight = self._weights[operation.weight]
+    def _norm(self, operation: Norm, state: TileState) -> torch.Tensor:
+        hidden_TD, eps = state.buffers["hidden"], operation.eps
         if operation.kind == "rms":
-            return rms_norm(hidden_TD, weight, operation.eps)
-        return layer_norm(hidden_TD, weight, self._weights[operation.bias], operation.eps)
+            return self._rms_norm(operation.weight, hidden_TD, eps, state)
+        compute = partial(layer_norm, hidden_TD, eps=eps)
+        return by_own((operation.weight, operation.bias), self._weights, state.adapted, compute)
+
+    def _rms_norm(self, weight: str, x_ND: torch.Tensor, eps: float, state: TileState) -> torch.Tensor:
+        return by_own((weight,), self._weights, state.adapted, partial(rms_norm, x_ND, eps=eps))
 
     def _rotate_and_append(self, operation: RotateAndAppend, state: TileState) -> None:
         program = self._program
         heads = state.buffers["qkv"].unflatten(-1, (-1, program.head_dim))
         query, key, value = heads.split((program.num_heads, program.num_kv_heads, program.num_kv_heads), dim=-2)
         if operation.q_norm:
-            query = rms_norm(query, self._weights[operation.q_norm], operation.eps)
-            key = rms_norm(key, self._weights[operation.k_norm], operation.eps)
+            query = self._rms_norm(operation.q_norm, query, operation.eps, state)
+            key = self._rms_norm(operation.k_norm, key, operation.eps, state)
         if state.rotary is not None:
             query, key = rotate(query, state.rotary), rotate(key, state.rotary)
         if (factors_KE := self._weights.key_factors.get(operation.layer)) is not None:  # exact, up to fp16's range

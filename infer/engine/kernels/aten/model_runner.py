@@ -1,6 +1,6 @@
 """The backend on torch's operators: forward passes in tiles of fixed size, logits, the sampler."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -9,7 +9,6 @@ import torch
 from .....core.casts import Array
 from .....parallel.collectives import all_gather
 from .....parallel.mesh import Group
-from .....parallel.torch_dtypes import format_of
 from ...options import MAX_HEAD_ROWS
 from ...program.adapters import RankAdapter
 from ...program.lower import Program
@@ -19,7 +18,7 @@ from ...step.sampler_output import SamplerOutput
 from ...step.sampling_rows import SamplingRows
 from ..backend import Backend, Masks, no_masks
 from ..sampler.sampler import best_sampler, run_sampler
-from .adapted_products import AdaptedRange, LowRankProduct, wide_product
+from .adapted_products import AdaptedRange, PreparedAdapter, wide_product
 from .interpreter import Interpreter
 from .kv_cache import KVCache
 from .paged_attention import PagedAttention
@@ -56,8 +55,7 @@ class ModelRunner(Backend):
         self._sample = best_sampler()
         # the rows of the last step, and their logits, if some have candidates and may be sampled again
         self._kept: tuple[SamplingRows, Array] | None = None
-        self._adapters: dict[int, dict[str, LowRankProduct]] = {}  # by slot and weight
-        self._format = format_of(weights.dtype)
+        self._adapters: dict[int, PreparedAdapter] = {}  # by slot
         prepared = weights.products(program)
         with torch.inference_mode():
             products = _distinct([each for each in program.operations if isinstance(each, Multiply | Route)], prepared)
@@ -97,9 +95,7 @@ class ModelRunner(Backend):
 
     def set_adapter(self, slot: int, adapter: RankAdapter) -> None:
         """Keeps an adapter in a slot: see `Backend`."""
-        self._adapters[slot] = {
-            name: LowRankProduct.of(each, self._format, self._cache.device) for name, each in adapter.items()
-        }
+        self._adapters[slot] = self._interpreter.prepared(adapter)
 
     def _logits(self, plan: RunningPlan) -> Iterator[tuple[int, torch.Tensor]]:
         """Computes a step; yields its logits in parts of at most MAX_HEAD_ROWS rows, with the number of the first.
@@ -116,8 +112,9 @@ class ModelRunner(Backend):
         normed_RD = torch.cat(normed)
         if not len(normed_RD):
             yield 0, torch.empty(0, self._program.vocab_size, device=self._cache.device)
+        ranges = _ranges_of_rows(plan)
         for tile in cut(len(normed_RD), self.head_sizes):
-            yield tile.first, self._head(normed_RD[tile.first : tile.stop], tile.size)
+            yield tile.first, self._head(normed_RD[tile.first : tile.stop], tile.size, self._within(ranges, tile))
 
     def _forward(self, plan: RunningPlan, tile: RowTile) -> torch.Tensor:
         part = slice(tile.first, tile.stop)
@@ -127,13 +124,13 @@ class ModelRunner(Backend):
         slots = self._on_device(plan.slots[part])
         spans = spans_within(plan, tile.first, tile.stop)
         attention = PagedAttention(self._cache, spans, slots, self._program.num_heads)
-        return self._interpreter.forward(tokens, positions, attention, self._adapted(plan, tile))
+        return self._interpreter.forward(tokens, positions, attention, self._within(plan.adapter_rows, tile))
 
-    def _adapted(self, plan: RunningPlan, tile: RowTile) -> list[AdaptedRange]:
-        """Returns the rows of a tile that have an adapter."""
+    def _within(self, ranges: Array, tile: RowTile) -> list[AdaptedRange]:
+        """Returns the rows of a tile that have an adapter, of those of all tiles: int32 [N, 3], as `adapter_rows`."""
         cut_rows = (
             (slice(max(0, first - tile.first), min(stop, tile.stop) - tile.first), slot)
-            for first, stop, slot in plan.adapter_rows.tolist()
+            for first, stop, slot in ranges.tolist()
         )
         return [AdaptedRange(rows, self._adapters[slot]) for rows, slot in cut_rows if rows.start < rows.stop]
 
@@ -141,13 +138,20 @@ class ModelRunner(Backend):
         """Copies numbers of a plan to the device of the cache, as int64."""
         return torch.from_numpy(numbers.astype(np.int64)).to(self._cache.device)
 
-    def _head(self, normed_RD: torch.Tensor, size: int) -> torch.Tensor:
+    def _head(self, normed_RD: torch.Tensor, size: int, adapted: Sequence[AdaptedRange]) -> torch.Tensor:
         """Returns the logits of rows that are padded to `size`: fp32 [R, vocab_size]."""
         num_rows = len(normed_RD)
         padded_RD = normed_RD.new_zeros(size, normed_RD.shape[-1])
         padded_RD[:num_rows] = normed_RD
-        whole_RV = torch.cat(all_gather(self._interpreter.head(padded_RD), self._tp), dim=-1)
+        whole_RV = torch.cat(all_gather(self._interpreter.head(padded_RD, adapted), self._tp), dim=-1)
         return whole_RV[:num_rows, : self._program.vocab_size].float()
+
+
+def _ranges_of_rows(plan: RunningPlan) -> Array:
+    """Returns the rows of logits with an adapter, as `RunningPlan.adapter_rows` has the tokens; rows ascend."""
+    ranges = plan.adapter_rows.copy()
+    ranges[:, :2] = np.searchsorted(plan.rows.token, ranges[:, :2])
+    return ranges
 
 
 def _distinct(

@@ -1,19 +1,19 @@
-"""The adapters of a rank in the hands of the kernels: for each weight an array of `struct adapter`, one per slot."""
+"""The adapters of a rank in the hands of the kernels: for each operation an array of structures, one per slot."""
 
 import ctypes
+from collections.abc import Mapping
 from ctypes import Array as CArray
 
 import numpy as np
 
 from .....core.casts import Array
-from .....core.dtypes import DType
 from .....core.integers import round_up
 from ...program.adapters import RankAdapter, UpFactor, WeightAdapter
 from ...program.lower import Program
 from ...program.operations import Multiply
-from .binding.library import Kernels
-from .binding.structures import PANEL, PackedAdapter, PackedMatrix
-from .packing import Stack, pack
+from ...program.own_params import linear_biases, norm_params, own_head
+from .binding.structures import PANEL, NormVectors, PackedAdapter, PackedMatrix
+from .packing import PackedWeights, Stack, pack, padded_vector
 
 
 class AdapterSlots:
@@ -21,45 +21,67 @@ class AdapterSlots:
 
     Args:
         program: the rank's program.
-        dtype: the dtype of factors.
-        kernels: the functions of an instruction set, which pack them.
+        weights: its parameters, all of them.
         count: the number of slots.
     """
 
-    def __init__(self, program: Program, dtype: DType, kernels: Kernels, count: int) -> None:
-        self._dtype, self._kernels = dtype, kernels
+    def __init__(self, program: Program, weights: PackedWeights, count: int) -> None:
+        self._weights, self._biases = weights, linear_biases(program)
         products = [each for each in program.operations if isinstance(each, Multiply) and count]
         self._slices = {each.matrix.name: each.num_slices for each in products}
         self._arrays: dict[str, CArray[PackedAdapter]] = {name: (PackedAdapter * count)() for name in self._slices}
+        self._norms = dict(norm_params(program)) if count else {}
+        self._vectors: dict[str, CArray[NormVectors]] = {name: (NormVectors * count)() for name in self._norms}
+        self._head, self._heads = own_head(program) if count else None, (PackedMatrix * count)()
         self._memory: dict[int, list[Array]] = {}  # to which the structures of a slot point
 
     def address(self, weight: str) -> int | None:
         """Returns the address of a weight's array; None if there are no slots."""
         return ctypes.addressof(self._arrays[weight]) if self._arrays else None
 
+    def vectors_address(self, norm: str) -> int | None:
+        """Returns the address of a norm's array, by the name of its weight; None if there are no slots."""
+        return ctypes.addressof(self._vectors[norm]) if norm in self._vectors else None
+
+    def heads_address(self) -> int | None:
+        """Returns the address of the array of heads; None if there are no slots, or the model's is tied."""
+        return ctypes.addressof(self._heads) if self._head else None
+
     def set(self, slot: int, adapter: RankAdapter) -> None:
         """Packs an adapter into a slot, in place of the one that it had; no step is computed meanwhile."""
         memory: list[Array] = []
         for name, array in self._arrays.items():
-            array[slot] = (
-                self._packed(adapter[name], self._slices[name], memory) if name in adapter else PackedAdapter()
-            )
+            array[slot] = self._packed(name, adapter, memory)
+        for weight, offset in self._norms.items():
+            addresses = (self._vector(name, adapter.own, memory) for name in (weight, offset))
+            self._vectors[weight][slot] = NormVectors(*addresses)
+        if self._head is not None:
+            self._heads[slot] = self._packed_head(self._head.name, adapter.own, memory)
         self._memory[slot] = memory
 
-    def _packed(self, adapter: WeightAdapter, slices: int, memory: list[Array]) -> PackedAdapter:
-        ranks, inputs = adapter.down.shape
+    def _packed(self, name: str, adapter: RankAdapter, memory: list[Array]) -> PackedAdapter:
+        """Returns what an adapter adds to the product with a weight."""
+        packed = PackedAdapter()
+        if name in adapter.beside:
+            self._pack_factors(packed, adapter.beside[name], self._slices[name], memory)
+        bias = self._biases.get(name, "")
+        if bias in adapter.own:
+            change = self._padded(bias, adapter.own)
+            change -= self._weights.vectors[bias]
+            memory.append(change)
+            packed.bias = change.ctypes.data
+        return packed
+
+    def _pack_factors(self, packed: PackedAdapter, factors: WeightAdapter, slices: int, memory: list[Array]) -> None:
+        ranks, inputs = factors.down.shape
         scales = np.zeros(round_up(ranks, PANEL), np.float32)
-        for up in adapter.ups:
+        for up in factors.ups:
             scales[up.first_rank : up.first_rank + up.rank] = up.scale
         memory.append(scales)
-        packed = PackedAdapter(
-            down=self._pack(Stack(1, inputs, ranks, slices=slices), adapter.down, memory),
-            scales=scales.ctypes.data,
-            pairs=len(adapter.ups),
-        )
-        for place, up in enumerate(adapter.ups):
+        packed.down = self._pack(Stack(1, inputs, ranks, slices=slices), factors.down, memory)
+        packed.scales, packed.pairs = scales.ctypes.data, len(factors.ups)
+        for place, up in enumerate(factors.ups):
             self._pack_up(packed, place, up, memory)
-        return packed
 
     def _pack_up(self, packed: PackedAdapter, place: int, up: UpFactor, memory: list[Array]) -> None:
         others = up.first_row % PANEL  # rows before it in its first panel
@@ -67,7 +89,25 @@ class AdapterSlots:
         packed.ups[place].matrix = self._pack(Stack(1, up.rank, len(rows)), rows, memory)
         packed.ups[place].panel, packed.ups[place].rank = up.first_row // PANEL, up.first_rank
 
+    def _packed_head(self, name: str, own: Mapping[str, Array], memory: list[Array]) -> PackedMatrix:
+        if name not in own:
+            return PackedMatrix()
+        outputs, inputs = own[name].shape
+        return self._pack(Stack(1, inputs, outputs), own[name], memory)
+
     def _pack(self, stack: Stack, values: Array, memory: list[Array]) -> PackedMatrix:
-        packed, own = pack(self._kernels, stack, values, self._dtype)
+        packed, own = pack(self._weights.kernels, stack, values, self._weights.dtype)
         memory.append(own)
         return packed
+
+    def _vector(self, name: str, own: Mapping[str, Array], memory: list[Array]) -> int | None:
+        """Returns the address of an adapter's vector, or of the model's if it has none."""
+        if not name:
+            return None
+        if name not in own:
+            return int(self._weights.vectors[name].ctypes.data)
+        memory.append(self._padded(name, own))
+        return int(memory[-1].ctypes.data)
+
+    def _padded(self, name: str, own: Mapping[str, Array]) -> Array:
+        return padded_vector(own[name], self._weights.dtype, name)

@@ -43,11 +43,13 @@ def assign(plan: RunningPlan, model: NativeModel) -> AssignedPlan:
     spans[:, 0], spans[:, 1] = np.cumsum(plan.span_length) - plan.span_length, plan.span_length
     spans[:, 3] = np.arange(num_spans) * plan.block_tables.shape[1]
     fixed = (np.ascontiguousarray(each, np.int32) for each in (plan.block_tables, plan.rows.token))
-    adapted = np.ascontiguousarray(plan.adapter_rows)
+    adapted, adapter_of = np.ascontiguousarray(plan.adapter_rows), plan.adapter_of
     arrays = [*advancing[:3], spans, *fixed, np.empty(num_tokens, np.int32), adapted]
     places = (each.ctypes.data for each in arrays)
     model.step = StepArrays(num_tokens, num_spans, len(plan.rows), 0, *places, len(adapted))
-    return AssignedPlan(plan.generation, plan.rows, arrays)
+    if len(adapted):
+        model.step.adapter_of = adapter_of.ctypes.data
+    return AssignedPlan(plan.generation, plan.rows, [*arrays, adapter_of])
 
 
 class DecodeAhead:

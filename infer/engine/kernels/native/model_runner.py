@@ -54,7 +54,7 @@ class NativeRunner(Backend):
         self.kernels = f"native {kernels.instruction_set}"
         self.samples = True
         self._program, self._weights = program, weights
-        self._adapters = AdapterSlots(program, weights.dtype, kernels, adapters[0])
+        self._adapters = AdapterSlots(program, weights, adapters[0])
         self._operations = prepare_operations(program, weights, self._adapters)
         self._cache = NativeCache(program, cache)
         self._buffers = RankBuffers(program, cache, max_tokens, threads, peers, weights.weight_dtype, adapters[1])

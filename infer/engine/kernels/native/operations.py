@@ -41,7 +41,7 @@ def prepare_operations(program: Program, weights: PackedWeights, slots: AdapterS
                 places = {"source": source, "target": Buffer.HIDDEN, "adapters": adapters}
                 prepared.append(PreparedOperation(kind=OperationKind.MULTIPLY, add=1, matrix=matrix, **places))
             case Norm():
-                prepared.append(_norm(operation, weights, wanted=isinstance(following, Head)))
+                prepared.append(_norm(operation, weights, slots, wanted=isinstance(following, Head)))
             case _:
                 prepared += _plain(operation, program, weights, slots)
     return (PreparedOperation * len(prepared))(*prepared)
@@ -59,6 +59,7 @@ def _plain(
             return [PreparedOperation(kind=OperationKind.MULTIPLY, matrix=product, **places)]
         case RotateAndAppend(layer, q_norm, k_norm, eps):
             norms = {"weight": _vector(weights, q_norm), "offset": _vector(weights, k_norm)}
+            norms["vectors"] = slots.vectors_address(q_norm)
             factors = weights.key_factors[layer].ctypes.data if weights.key_factors else None
             return [PreparedOperation(kind=OperationKind.APPEND, layer=layer, eps=eps, factors=factors, **norms)]
         case AttendToCache(layer, window):
@@ -78,7 +79,8 @@ def _plain(
             vectors = {"offset": _vector(weights, bias), "weight": _vector(weights, gate)}
             return [PreparedOperation(kind=OperationKind.REDUCE, add=1, **vectors)]
         case Head(matrix):
-            return [PreparedOperation(kind=OperationKind.HEAD, matrix=_matrix(weights, matrix.name, ""))]
+            product = _matrix(weights, matrix.name, "")
+            return [PreparedOperation(kind=OperationKind.HEAD, matrix=product, heads=slots.heads_address())]
     raise TkError(f"The native backend does not run {type(operation).__name__}.")
 
 
@@ -111,7 +113,7 @@ def _route(operation: Route, weights: PackedWeights) -> PreparedOperation:
     )
 
 
-def _norm(operation: Norm, weights: PackedWeights, wanted: bool) -> PreparedOperation:
+def _norm(operation: Norm, weights: PackedWeights, slots: AdapterSlots, wanted: bool) -> PreparedOperation:
     return PreparedOperation(
         kind=OperationKind.NORM,
         variant=int(operation.kind == "layer"),
@@ -119,6 +121,7 @@ def _norm(operation: Norm, weights: PackedWeights, wanted: bool) -> PreparedOper
         offset=_vector(weights, operation.bias),
         eps=operation.eps,
         wanted=int(wanted),
+        vectors=slots.vectors_address(operation.weight),
     )
 
 

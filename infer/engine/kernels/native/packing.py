@@ -97,10 +97,8 @@ class PackedWeights:
     def take(self, param: LocalParam, values: Array) -> None:
         """Packs or keeps a parameter."""
         if len(param.shape) == 1 or param.name in self._gates:
-            wide = values if param.name in self.program.wide else cast(values, self.dtype, FP32, param.name)
-            memory = aligned(4 * ceil_div(wide.size, PANEL) * PANEL).view(np.float32)
-            memory[: wide.size] = wide.reshape(-1)
-            self.vectors[param.name] = memory
+            dtype = FP32 if param.name in self.program.wide else self.dtype
+            self.vectors[param.name] = padded_vector(values, dtype, param.name)
         elif param.name in self._stacks:
             stack = self._stacks[param.name]
             packed, memory = pack(self.kernels, stack, values, self.dtype, self._allocate)
@@ -108,6 +106,14 @@ class PackedWeights:
             self._memory.append(memory)
         else:
             self.tables[param.name] = np.array(values)
+
+
+def padded_vector(values: Array, dtype: DType, name: str) -> Array:
+    """Returns a vector in fp32 with zeros behind it, up to a whole panel."""
+    wide = cast(values, dtype, FP32, name)
+    memory = aligned(4 * ceil_div(wide.size, PANEL) * PANEL).view(np.float32)
+    memory[: wide.size] = wide.reshape(-1)
+    return memory
 
 
 def pack(

@@ -1,5 +1,6 @@
 """Adapters before they are loaded: what is refused, by name, and digests that differ where answers may."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,13 +8,14 @@ import numpy as np
 import pytest
 
 from tk.checkpoint import Checkpoint
-from tk.core.errors import CheckpointError, ShapeMismatch
+from tk.core.errors import CheckpointError, ConfigError, ShapeMismatch
 from tk.infer.engine.options import EngineOptions
-from tk.infer.engine.planning.adapter_source import AdapterSource
+from tk.infer.engine.planning import memory_plan
+from tk.infer.engine.planning.adapter_source import AdapterSource, with_heads
 from tk.infer.engine.planning.memory_plan import plan_memory
 from tk.model.config import ModelConfig
 from tk.model.stored_config import stored_config
-from tk.tests.infer.adapters import make_adapter
+from tk.tests.infer.adapters import OWN, make_adapter
 from tk.tests.model.architectures import ENTRIES
 
 
@@ -36,7 +38,19 @@ def spoilt(name: str, values: Any) -> Any:
         ("llama3", {"rank": 17}, "has factors of rank 17, and max_adapter_rank is 16"),
         ("llama3", {"identity": "ab" * 32}, "is an adapter of another base"),
         ("llama3", {"change": spoilt}, r"layers.1.self_attn.k_proj.lora_A.weight holds NaN or an infinity"),
-        ("llama3", {"modules_to_save": ("model.norm",)}, r"holds model.norm.weight, a tensor of the base that was"),
+        (
+            "llama3",
+            {"modules_to_save": ("lm_head",)},
+            r"has a head of its own .* max_adapter_heads is 0.* takes .* KiB",
+        ),
+        ("llama3", {"modules_to_save": ("embed_tokens",)}, r"holds model.embed_tokens.weight, trained whole"),
+        ("llama3", {"modules_to_save": ("1.mlp.down_proj",)}, r"layers.1.mlp.down_proj.weight, trained whole"),
+        ("gpt2", {"modules_to_save": ("wpe",)}, r"holds transformer.wpe.weight, trained whole \(modules_to_save\)"),
+        (
+            "mixtral",
+            {"modules_to_save": ("gate",), "targets": ("q_proj",)},
+            r"holds model.layers.0.block_sparse_moe.gate.weight, trained whole",
+        ),
         ("mixtral", {}, r"holds model.layers.0.block_sparse_moe.experts.0.w1.lora_A.weight, a factor of an expert"),
     ],
 )
@@ -53,6 +67,7 @@ def test_what_cannot_be_served_is_refused_by_name(
     ("changes", "message"),
     [
         ({"num_hidden_layers": 2}, "holds model.layers.2.self_attn.q_proj.lora_A.weight, which meets no module"),
+        ({"tie_word_embeddings": True}, "lm_head is tied to model.embed_tokens in this model.* Leave both out"),
         ({"intermediate_size": 40}, r"mlp.gate_proj.lora_B.weight has shape \[.*\], but its base and rank require"),
     ],
 )
@@ -60,9 +75,38 @@ def test_an_adapter_of_a_model_of_another_shape_is_refused(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     ENTRIES["llama3"].make(tmp_path / "base")
-    adapter = make_adapter(tmp_path / "run", tmp_path / "base", rank=4)
+    adapter = make_adapter(tmp_path / "run", tmp_path / "base", rank=4, modules_to_save=("lm_head",))
     with pytest.raises(ShapeMismatch, match=message):
         opened(tmp_path / "base", adapter, **changes)
+
+
+@pytest.mark.parametrize(
+    ("given", "names", "expected"), [(None, "a", 0), (None, "ab", 4), (1, "ab", 1), (0, "b", 0), (9, "", 9)]
+)
+def test_all_adapters_may_have_a_head_if_one_has_it_at_start(
+    tmp_path: Path, given: int | None, names: str, expected: int
+) -> None:
+    base = tmp_path / "base"
+    ENTRIES["llama3"].make(base)
+    paths = {"a": make_adapter(tmp_path / "a", base, rank=4), "b": make_adapter(tmp_path / "b", base, **OWN["llama3"])}
+    options = EngineOptions(
+        base, adapters={name: paths[name] for name in names}, max_adapters=4, max_adapter_heads=given
+    )
+    found = with_heads(options, stored_config(Checkpoint.open(base)))
+    assert found.max_adapter_heads == expected
+
+
+def test_heads_that_do_not_fit_are_refused_with_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = tmp_path / "base"
+    ENTRIES["llama3"].make(base)
+    config, none = stored_config(Checkpoint.open(base)), EngineOptions(base, max_adapters=3, kv_blocks=4)
+    plans = [plan_memory(config, replace(none, max_adapter_heads=heads), "bf16", "bf16") for heads in (None, 0, 2, 9)]
+    head = 2 * 112 * 64  # bf16, 101 rows padded to 112
+    assert [each.adapter_bytes - plans[0].adapter_bytes for each in plans] == [0, 0, 2 * head, 3 * head]
+    assert "up to 3 of rank 64, 2 with a head of 14 KiB" in plans[2].table()
+    monkeypatch.setattr(memory_plan, "free_memory", lambda: plans[0].total_bytes)
+    with pytest.raises(ConfigError, match=r"3 adapters of rank 64 and 2 heads \(.*\).* or max_adapter_heads, or"):
+        plan_memory(config, replace(none, max_adapter_heads=2), "bf16", "bf16")
 
 
 def test_the_digest_is_of_configuration_and_values(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Adapters by name: each keeps its slot until nothing holds it, and the errors name those that are loaded."""
 
+from dataclasses import replace
+
 import pytest
 
 from tk.core.errors import Overloaded, UnknownAdapter
@@ -58,6 +60,16 @@ def test_another_engine_has_a_version_by_its_digest() -> None:
     other.give("y", other.reserve(SECOND))
     other.give("x", other.reserve(FIRST))
     assert other.hold("x", table.hold("x")).slot == 1
+
+
+def test_only_so_many_adapters_have_a_head_of_their_own() -> None:
+    table, heads = AdapterTable(3, num_heads=1), [replace(each, has_head=True) for each in (FIRST, SECOND)]
+    held = table.reserve(heads[0])
+    with pytest.raises(Overloaded, match="All 1 places for adapters with a head of their own are taken"):
+        table.reserve(heads[1])
+    assert table.reserve(SECOND).slot == 1
+    table.drop(held)
+    assert table.reserve(heads[1]).slot == 0
 
 
 def test_a_load_that_failed_leaves_its_slot() -> None:

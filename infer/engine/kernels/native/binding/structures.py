@@ -60,6 +60,16 @@ class PackedAdapter(Structure):
         ("scales", c_void_p),
         ("ups", PackedUpFactor * MAX_PAIRS),
         ("pairs", c_int32),
+        ("bias", c_void_p),
+    )
+
+
+class NormVectors(Structure):
+    """`struct vectors`."""
+
+    _fields_ = (
+        ("weight", c_void_p),
+        ("offset", c_void_p),
     )
 
 
@@ -91,6 +101,8 @@ class PreparedOperation(Structure):
         ("matrix", PackedMatrix),
         ("second", PackedMatrix),
         ("adapters", c_void_p),
+        ("vectors", c_void_p),
+        ("heads", c_void_p),
     )
 
 
@@ -111,6 +123,7 @@ class StepArrays(Structure):
         ("begun_blocks", c_void_p),
         ("adapted", c_void_p),
         ("num_adapted", c_int64),
+        ("adapter_of", c_void_p),
     )
 
 

@@ -278,13 +278,14 @@ static void append(const struct model *m, const struct operation *op, int32_t th
         int64_t h = i / tokens, t = i % tokens;
         const float *query = row(m, QKV, t) + h * group * n, *key = row(m, QKV, t) + (m->heads + h) * n;
         const float *factors = op->factors ? op->factors + h * n : NULL;
+        struct vectors norms = vectors_of(m, op, t);
         for (int64_t g = 0; g < group; g++) {
             float *to = row(m, QUERY, t) + (h * group + g) * n;
-            rotate_head(m, t, query + g * n, to, op->weight, op->eps);
+            rotate_head(m, t, query + g * n, to, norms.weight, op->eps);
             scale_query(to, n, factors);
             hadamard(m, to);
         }
-        rotate_head(m, t, key, scratch, op->offset, op->eps);
+        rotate_head(m, t, key, scratch, norms.offset, op->eps);
         for (int64_t i = 0; factors && i < n; i++) scratch[i] /= factors[i];  // powers of two: exact
         hadamard(m, scratch);
         append_vector(m, op, t, 0, h, scratch);

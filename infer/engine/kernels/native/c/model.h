@@ -56,6 +56,12 @@ struct adapter {
     const float *scales;  // of the rows of A, padded to whole panels
     struct up_factor ups[MAX_PAIRS];
     int32_t pairs;
+    const float *bias;  // its change of the bias, padded to whole panels; NULL without one
+};
+
+// The parameters of a norm, or of the norms of query and key heads.
+struct vectors {
+    const float *weight, *offset;
 };
 
 struct operation {
@@ -76,6 +82,8 @@ struct operation {
     const float *factors;           // APPEND: [kv_heads][head_dim], of queries; keys are divided by them; NULL without
     struct matrix matrix, second;
     const struct adapter *adapters;  // MULTIPLY: by slot; NULL if none can be loaded, and in other operations
+    const struct vectors *vectors;   // NORM, APPEND: by slot, instead of weight and offset; NULL as above
+    const struct matrix *heads;      // HEAD: by slot; one without data stands for the operation's; NULL as above
 };
 
 struct span {                      // consecutive tokens of one sequence
@@ -96,6 +104,7 @@ struct step {
     int32_t *begun_blocks;  // blocks that a sequence begins to fill: an earlier owner's data is cleared
     const struct adapted_rows *adapted;
     int64_t num_adapted;
+    const int32_t *adapter_of;  // the slot of each token's adapter, -1 without one; NULL if no token has one
 };
 
 struct channel {  // a rank's socket to the engine, see decode_ahead.h

@@ -68,6 +68,17 @@ static void norm_row(const float *x, float *y, int64_t n, const float *weight, c
     }
 }
 
+// The slot of a token's adapter; -1 without one.
+INLINE int32_t slot_of(const struct model *m, int64_t token) {
+    return m->step.adapter_of ? m->step.adapter_of[token] : -1;
+}
+
+// The parameters of a token's norms: its adapter's, or the model's.
+INLINE struct vectors vectors_of(const struct model *m, const struct operation *op, int64_t token) {
+    int32_t slot = op->vectors ? slot_of(m, token) : -1;
+    return slot < 0 ? (struct vectors){op->weight, op->offset} : op->vectors[slot];
+}
+
 static void norm(const struct model *m, const struct operation *op, int32_t thread) {
     int64_t rows = op->wanted ? m->step.wanted : m->step.tokens;
     int alone = norms_for_itself(m, op);
@@ -76,8 +87,9 @@ static void norm(const struct model *m, const struct operation *op, int32_t thre
     const struct matrix *rounds = arrives_rounded(m, op + 1) ? &op[1].matrix : NULL;
     for (int64_t t = mine.first; t < mine.last; t++) {
         float *to = rounds ? scratch_of(m, thread) : all + t * m->strides[NORMED];
-        norm_row(row(m, HIDDEN, op->wanted ? m->step.rows[t] : t), to, m->hidden_size, op->weight, op->offset,
-                 op->variant, op->eps);
+        int64_t token = op->wanted ? m->step.rows[t] : t;
+        struct vectors by = vectors_of(m, op, token);
+        norm_row(row(m, HIDDEN, token), to, m->hidden_size, by.weight, by.offset, op->variant, op->eps);
         for (int64_t c = 0; rounds && c < m->hidden_size; c += BLOCK_COLUMNS)
             round_line(to + c, BLOCK_COLUMNS, rounded_at(rounds, m->buffers[NORMED], rows, t, c));
     }

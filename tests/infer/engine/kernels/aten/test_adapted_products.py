@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tk.tests.infer.adapters import make_adapter, trained_logits
+from tk.tests.infer.adapters import OWN, make_adapter, trained_logits
 from tk.tests.infer.engine.kernels.adapted import JOB, alone, prompts, serving, together
 from tk.tests.model.architectures import ENTRIES, VOCAB
 
@@ -14,12 +14,16 @@ ATEN = replace(JOB, kernels="aten")
 
 
 @pytest.mark.parametrize(
-    "name", ["llama3", *(pytest.param(each, marks=pytest.mark.matrix) for each in ("gpt2", "qwen2", "qwen3"))]
+    "name",
+    ["llama3", *(pytest.param(each, marks=pytest.mark.matrix) for each in ("gpt2", "gpt2 untied", "qwen2", "qwen3"))],
 )
 def test_logits_are_those_of_training(tmp_path: Path, name: str) -> None:
     base = tmp_path / "base"
     ENTRIES[name].make(base)
-    adapters = [make_adapter(tmp_path / str(rank), base, seed=rank, rank=rank, rslora=True) for rank in (3, 16)]
+    adapters = [
+        make_adapter(tmp_path / str(rank), base, seed=rank, rank=rank, rslora=True, **more)
+        for rank, more in ((3, {}), (16, OWN[name]))
+    ]
     made, sequences = serving(base, adapters, ATEN), prompts(VOCAB)
     for found, (tokens, slot) in zip(together(made, sequences), sequences, strict=True):
         expected = trained_logits(base, None if slot < 0 else adapters[slot], tokens)
@@ -33,7 +37,10 @@ def test_logits_are_those_of_training(tmp_path: Path, name: str) -> None:
 def test_bits_depend_on_a_request_alone(tmp_path: Path, dtype: str, weight_dtype: str) -> None:
     base = tmp_path / "base"
     ENTRIES["llama3"].make(base)
-    adapters = [make_adapter(tmp_path / str(rank), base, seed=rank, rank=rank) for rank in (4, 24)]
+    adapters = [
+        make_adapter(tmp_path / str(rank), base, seed=rank, rank=rank, **more)
+        for rank, more in ((4, {}), (24, OWN["llama3"]))
+    ]
     job = replace(ATEN, dtype=dtype, kv_dtype=dtype, weight_dtype=weight_dtype or dtype)
     made, plain, sequences = serving(base, adapters, job), serving(base, [], job), prompts(VOCAB)
     expected = alone(made, sequences)

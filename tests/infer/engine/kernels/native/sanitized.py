@@ -16,6 +16,7 @@ from tk.infer.engine.kernels.native import prepare
 from tk.infer.engine.kernels.native.binding import library
 from tk.infer.engine.program.adapters import RankAdapter, UpFactor, WeightAdapter, adapted_matrices
 from tk.infer.engine.program.lower import lower
+from tk.infer.engine.program.own_params import own_params
 from tk.infer.engine.step.channel import NEXT_STEP, Channel, masks_frame, tokens_frame
 from tk.infer.engine.step.running_plan import RunningPlan
 from tk.infer.engine.step.sampling_rows import WITH_CANDIDATES
@@ -60,14 +61,17 @@ def run(folder: str, dtype: str, kv_dtype: str, weight_dtype: str, instruction_s
 
 
 def random_adapter(folder: str, dtype: DType) -> RankAdapter:
-    """Returns small factors beside every weight, the second one of three rows beside its last outputs."""
+    """Returns small factors beside every weight, the second one of three rows beside its last outputs.
+
+    Norms, biases and the head are its own, too.
+    """
     random = np.random.default_rng(1)
 
     def drawn(rows: int, columns: int) -> Array:
         return cast(random.standard_normal((rows, columns), np.float32) / 100, FP32, dtype)
 
     program = lower(decoder_spec(stored_config(Checkpoint.open(Path(folder)))))
-    return {
+    beside = {
         each.name: WeightAdapter(
             drawn(RANK + 1, each.in_features),
             (
@@ -77,6 +81,12 @@ def random_adapter(folder: str, dtype: DType) -> RankAdapter:
         )
         for each in adapted_matrices(program)
     }
+    own = {
+        param.name: drawn(1, param.size).reshape(param.shape)
+        for param in program.params
+        if param.name in own_params(program)
+    }
+    return RankAdapter(beside, own)
 
 
 def decode_ahead(backend: Backend) -> None:

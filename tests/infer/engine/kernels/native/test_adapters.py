@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tk.infer.engine.kernels.native import prepare
 from tk.infer.engine.kernels.native.binding import library
 from tk.infer.engine.kernels.native.binding.library import instruction_sets
 from tk.infer.engine.request.adapter_lease import AdapterLease
-from tk.tests.infer.adapters import make_adapter, trained_logits
+from tk.tests.infer.adapters import OWN, make_adapter, trained_logits
 from tk.tests.infer.engine.kernels.adapted import JOB, over_ranks, prompts, put, serving, together
 from tk.tests.infer.engine.kernels.native.products import MODELS, portable
 from tk.tests.infer.history import History
@@ -26,10 +27,11 @@ MATRIX = pytest.mark.matrix
 
 
 def make(folder: Path, name: str = "llama3", **options: int) -> tuple[Path, list[Path]]:
-    """Returns the folders of a model and of two adapters."""
-    base, ranks = folder / "base", (3, 20)
+    """Returns the folders of a model and of two adapters, the second one with what was trained whole."""
+    base = folder / "base"
     replace(ENTRIES[name], options=ENTRIES[name].options | options).make(base)
-    return base, [make_adapter(folder / str(rank), base, seed=rank, rank=rank, rslora=True) for rank in ranks]
+    factors = make_adapter(folder / "3", base, seed=3, rank=3, rslora=True)
+    return base, [factors, make_adapter(folder / "20", base, seed=20, rank=20, rslora=True, **OWN[name])]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +40,7 @@ def make(folder: Path, name: str = "llama3", **options: int) -> tuple[Path, list
         ("llama3", {}),
         ("gpt2", {}),
         pytest.param("llama3", {"intermediate_size": 40}, marks=MATRIX),
-        *(pytest.param(each, {}, marks=MATRIX) for each in ("qwen2", "qwen3", "mistral")),
+        *(pytest.param(each, {}, marks=MATRIX) for each in ("gpt2 untied", "qwen2", "qwen3", "mistral")),
     ],
 )
 def test_logits_are_those_of_training(tmp_path: Path, name: str, options: dict[str, int]) -> None:
@@ -52,16 +54,20 @@ def test_logits_are_those_of_training(tmp_path: Path, name: str, options: dict[s
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
 @pytest.mark.parametrize("name", ["llama3", pytest.param("gpt2", marks=MATRIX), pytest.param("mixtral", marks=MATRIX)])
 def test_logits_are_those_of_peft(tmp_path: Path, name: str) -> None:
-    targets = {"gpt2": ["c_attn", "c_fc"], "mixtral": ["q_proj", "o_proj"]}.get(name, "all-linear")
-    base, adapter, logits = peft_adapters.make_with_peft(name, tmp_path, target_modules=targets)
+    options: dict[str, dict[str, Any]] = {
+        "llama3": {"target_modules": "all-linear", "modules_to_save": ["input_layernorm", "norm", "lm_head"]},
+        "gpt2": {"target_modules": ["c_attn", "c_fc"], "bias": "all"},
+        "mixtral": {"target_modules": ["q_proj", "o_proj"]},
+    }
+    base, adapter, logits = peft_adapters.make_with_peft(name, tmp_path, biases=True, **options[name])
     sequences = [(row, 0) for row in peft_adapters.tokens().tolist()]
     for found, expected in zip(together(serving(base, [adapter], JOB), sequences), logits.numpy(), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("tp", [2, pytest.param(4, marks=MATRIX)])
-def test_bits_in_fp32_are_the_same_at_every_tp(tmp_path: Path, tp: int) -> None:
-    base, adapters = make(tmp_path)
+@pytest.mark.parametrize(("name", "tp"), [("llama3", 2), ("gpt2", 2), pytest.param("llama3", 4, marks=MATRIX)])
+def test_bits_in_fp32_are_the_same_at_every_tp(tmp_path: Path, name: str, tp: int) -> None:
+    base, adapters = make(tmp_path, name)
     expected = together(serving(base, adapters, JOB), prompts(VOCAB))
     found = over_ranks(base, adapters, replace(JOB, tp=tp), prompts(VOCAB), tmp_path / "store")
     assert all(map(np.array_equal, found, expected))

@@ -34,7 +34,7 @@ def packed(program: Program) -> PackedWeights:
 
 
 def no_slots(program: Program, weights: PackedWeights) -> AdapterSlots:
-    return AdapterSlots(program, FP32, weights.kernels, 0)
+    return AdapterSlots(program, weights, 0)
 
 
 def prepared(architecture: str, tp: int = 1, **options: object) -> tuple[PackedWeights, CArray[PreparedOperation]]:

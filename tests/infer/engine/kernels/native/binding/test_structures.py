@@ -14,6 +14,7 @@ PAIRS = {
     "matrix": structures.PackedMatrix,
     "up_factor": structures.PackedUpFactor,
     "adapter": structures.PackedAdapter,
+    "vectors": structures.NormVectors,
     "operation": structures.PreparedOperation,
     "step": structures.StepArrays,
     "channel": structures.EngineChannel,
