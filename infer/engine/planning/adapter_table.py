@@ -77,7 +77,7 @@ class AdapterTable:
         """Returns a request's hold on the adapter of a name.
 
         Args:
-            name: the name.
+            name: what a caller asks for.
             version: a hold on the adapter that it must be, which may have lost the name since; None = any.
 
         Raises:
