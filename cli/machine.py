@@ -26,7 +26,6 @@ _SMALL_SHM: Final = 1 << 30
 _FEW_FILES: Final = 4096
 _FAST_BF16: Final = frozenset({"avx512_bf16", "amx_bf16"})
 _EXTRAS: Final = (
-    ("h11", "tk serve --http", "http"),
     ("opentelemetry-sdk", "tk serve --otlp-endpoint", "otel"),
     ("tensorboard", "[metrics] tensorboard = true", "tensorboard"),
     ("pyarrow", "data in .parquet files", "parquet"),

@@ -11,7 +11,7 @@ from torch import nn
 from tk.parallel.adapters import AdaptedRows, AdapterFactors
 from tk.parallel.layers import ColumnParallelLinear, LayerContext, RowParallelLinear
 from tk.parallel.mesh import ALONE
-from tk.parallel.token_noise import TokenNoise
+from tk.parallel.token_noise import TokenNoise, word_of
 from tk.parallel.weight_grads import WeightGradQueue, run_deferred
 from tk.tests.parallel.test_layers import CPU
 
@@ -36,7 +36,7 @@ def factors(
     ranks = [2 + place for place in range(len(names))]
     ends = list(accumulate(ranks))
     parts = [
-        AdaptedRows(name, ROWS[name], slice(end - rank, end), 0.5 * end, dropout, f"layer.{name}.weight")
+        AdaptedRows(name, ROWS[name], slice(end - rank, end), 0.5 * end, dropout, word_of(f"layer.{name}.weight"))
         for name, rank, end in zip(names, ranks, ends, strict=True)
     ]
     b = {

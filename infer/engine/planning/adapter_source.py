@@ -103,7 +103,7 @@ def with_heads(options: EngineOptions, config: ModelConfig) -> EngineOptions:
         return options
     spec = decoder_spec(config)
     has_head = any(_has_head(_open(as_path(path)), spec) for path in options.adapters.values())
-    return replace(options, max_adapter_heads=options.num_adapter_slots if has_head else 0)
+    return replace(options, max_adapter_heads=options.num_adapters if has_head else 0)
 
 
 def _open(path: Path) -> Checkpoint:

@@ -7,13 +7,14 @@ from urllib.parse import unquote
 
 from ..access.tokens import ADMIN, Caller
 from ..call.call import Frontend, RequestRunner, ServerCall
-from ..errors import UnknownModel
+from ..call.checks import unknown_model
 from ..http.connection import HttpConnection
 from ..http.framing import HttpRequest
 from ..http.listener import Listener
 from ..http.metrics_port import PATH, metrics_route
+from ..http.origins import Origins
 from ..http.problems import retry_headers
-from ..http.router import HttpRoute, HttpRouter, names_of
+from ..http.router import HttpRoute, HttpRouter
 from ..metrics.exposition import MetricsCollector
 from ..operations.lifecycle import ServerState
 from ..options import ServerOptions
@@ -43,7 +44,7 @@ def http_port_of(options: ServerOptions) -> Listener:
     def router_of(frontend: Frontend) -> HttpRouter:
         metrics = MetricsCollector(frontend.runner.engine, frontend.statistics)
         routes = routes_of(frontend.runner, metrics, AdapterCalls(frontend.runner, options.adapter_root))
-        return HttpRouter(routes, frontend, names_of(options))
+        return HttpRouter(routes, frontend, Origins.of(options))
 
     place = options.host, options.http_port or 0
     return Listener("HTTP", *place, options.max_connections, router_of, options.certificates, NAMES)
@@ -67,7 +68,7 @@ def routes_of(runner: RequestRunner, metrics: MetricsCollector, adapters: Adapte
         name = unquote(request.path.removeprefix(_MODELS))
         found = _models(runner, call.caller)
         if name not in found:
-            raise UnknownModel(f"The model {name[:200]!r} is not served here.")
+            raise unknown_model(name, found)
         await reply.json(found[name])
 
     async def load(request: HttpRequest, call: ServerCall, reply: HttpConnection) -> None:
