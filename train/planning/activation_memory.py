@@ -149,10 +149,10 @@ def _adapters(shape: PassShape, layer: int) -> int:
     Their inputs are those of linear layers, which are counted without adapters, too.
     """
     block, total = shape.spec.layers[layer].feed_forward, 0
+    routed = shape.routed_tokens * block.top_k if isinstance(block, ExpertsSpec) else 0
     for tensor in shape.spec.table:
         if tensor.layer == layer and tensor.name in shape.spec.adapters and not tensor.expert:  # experts have one rank
-            routed = tensor.expert is not None and isinstance(block, ExpertsSpec)
-            tokens = shape.routed_tokens * block.top_k if routed else shape.tokens
+            tokens = shape.tokens if tensor.expert is None else routed
             total += tokens * shape.spec.adapters[tensor.name].rank
     return total * shape.itemsize
 

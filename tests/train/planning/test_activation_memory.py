@@ -84,14 +84,13 @@ def test_activations_are_those_that_autograd_keeps(name: str, dtype: str) -> Non
 @pytest.mark.parametrize("name", MODELS)
 def test_adapters_keep_their_products_with_a(name: str, recompute: Recompute) -> None:
     """Compared is what adapters of a larger rank keep more: a frozen base keeps less than the plan says."""
-    config, kept, planned = ModelConfig(**MODELS[name]), [], []
-    for rank in (4, 36):
-        spec = with_adapters(decoder_spec(config), LoraOptions(rank=rank))
-        kept.append(_kept_by_autograd(config, torch.float32, 4, 48, recompute, spec=spec))
-        shape = PassShape(spec, 4 * 48, 4, 1, config.vocab_size, False, recompute)
-        planned.append(stage_bytes(shape, Stage(range(len(spec.layers)))))
+    config = ModelConfig(**MODELS[name])
+    specs = [with_adapters(decoder_spec(config), LoraOptions(rank=rank)) for rank in (4, 36)]
+    kept = [_kept_by_autograd(config, torch.float32, 4, 48, recompute, spec=spec) for spec in specs]
+    shapes = [PassShape(spec, 4 * 48, 4, 1, config.vocab_size, False, recompute) for spec in specs]
+    planned = [stage_bytes(shape, Stage(range(len(shape.spec.layers)))) for shape in shapes]
     assert planned[1] - planned[0] == pytest.approx(kept[1] - kept[0], rel=0.03)
-    assert kept[1] < planned[1] + head_gradient_bytes(shape)
+    assert kept[1] < planned[1] + head_gradient_bytes(shapes[1])
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
