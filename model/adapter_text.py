@@ -1,4 +1,8 @@
-"""The tokenizer and templates in an adapter's folder: used in place of the base's, if the vocabulary is the same."""
+"""The tokenizer and templates in an adapter's folder.
+
+The vocabulary must be the base's. A merged model gets the adapter's files in place of the base's. A server has one
+tokenizer and one chat template for a base and all adapters beside it, so there the templates must be equal, too.
+"""
 
 from typing import Any, Final
 
@@ -6,7 +10,8 @@ from ..checkpoint.convert.side_files import SideFile, plan_side_files
 from ..checkpoint.read import hugging_face as hf
 from ..checkpoint.read.reader import Checkpoint
 from ..core.errors import CheckpointError
-from ..text.tokenizer_files import CONFIG_FILE, END_FILES, TOKENIZER_FILE, TextFiles
+from ..text.template_files import TemplateSources, template_sources
+from ..text.tokenizer_files import CONFIG_FILE, END_FILES, TEXT_FILES, TOKENIZER_FILE, TextFiles, has_chat_template
 
 _ADDED: Final = "added_tokens.json"
 
@@ -19,6 +24,8 @@ def check_vocabulary(adapter: Checkpoint, base: Checkpoint) -> None:
     mine, theirs = (_files(checkpoint) for checkpoint in (adapter, base))
     if TOKENIZER_FILE not in theirs.contents:
         return
+    if mine.contents.get(TOKENIZER_FILE) == theirs.contents[TOKENIZER_FILE]:
+        return
     known, added = _vocabulary(theirs), mine.json(_ADDED)
     found = _vocabulary(mine) if TOKENIZER_FILE in mine.contents else {**known, **added}
     different = sorted(map(str, {*found.items()} ^ {*known.items()}))
@@ -28,6 +35,31 @@ def check_vocabulary(adapter: Checkpoint, base: Checkpoint) -> None:
             f"{adapter.path / name} has another vocabulary than {base.path / TOKENIZER_FILE}: {different[0]} is in one "
             "of the two alone. Name the base that the adapter was trained on, or remove the adapter's tokenizer."
         )
+
+
+def check_served_text(adapter: Checkpoint, base: Checkpoint) -> None:
+    """Raises CheckpointError if an adapter's folder has another vocabulary or chat template than its base.
+
+    A folder without any has those of the base.
+    """
+    check_vocabulary(adapter, base)
+    mine = _templates(adapter)
+    if mine is not None and mine != _templates(base):
+        raise CheckpointError(
+            f"{adapter.path} has a chat template of its own, and conversations are laid out by that of the base, "
+            f"{base.path}, for all adapters. Put the template into the base's folder if all may use it, serve the two "
+            "merged (tk export --merge), or serve a copy of the adapter without its tokenizer's files."
+        )
+
+
+def _templates(checkpoint: Checkpoint) -> TemplateSources | None:
+    """Returns a folder's chat templates with the special tokens that they name; None if it has none."""
+    files = TextFiles(checkpoint.path, checkpoint.folder.read_side_files(TEXT_FILES))
+    if not has_chat_template(files):
+        return None
+    default, tool_use, tokens = template_sources(files)
+    named = {name: token for name, token in tokens.items() if name in default + tool_use}
+    return TemplateSources(default, tool_use, named)
 
 
 def merged_text_files(adapter: Checkpoint, base: tuple[SideFile, ...]) -> tuple[SideFile, ...]:

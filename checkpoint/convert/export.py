@@ -13,6 +13,7 @@ from ..format.manifest import StoredTensor
 from ..format.step_names import check_target_name
 from ..read.reader import Checkpoint
 from .hard_links import checked_state, link_file, require_checksums, require_state
+from .identity import carry_identity
 from .reshard import Options, Prepared, finish_folder, prepare_reshard
 from .side_files import copy_side_files, plan_side_files
 from .target import CopyTarget
@@ -64,6 +65,7 @@ def export_links(source: Checkpoint, target: str | os.PathLike[str], *, force: b
             link_file(source.folder.data_path(name), folder / name)
             require_state(folder / name, state)
         finish_folder(folder, manifest, parts, copy_side_files(files, folder), plain=False)
+    carry_identity(source, path, tensors)
     return path
 
 

@@ -2,7 +2,8 @@
 
 It is the SHA-256 over the lines "NAME DTYPE SHAPE SHA-256" of all weights in sorted order, where the last is that of
 the weight's logical bytes. To compute it every byte is read, so the result is kept for the next time, under the
-checkpoint's fingerprint: the digest of a step's manifest, or the sizes, times and inodes of a folder without one.
+checkpoint's fingerprint: the digest of a step's manifest, or the sizes, times and inodes of a folder without one. A
+copy with the same values has the same identity, so one that is known is kept for the copy, too.
 """
 
 import hashlib
@@ -10,11 +11,12 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from ...core.dtypes import DType
 from ...core.geometry import Box
 from ..format.region import as_bytes
 from ..read.reader import Checkpoint
@@ -44,6 +46,29 @@ def weights_identity(checkpoint: Checkpoint, names: Sequence[str]) -> str:
         found = _computed(checkpoint, wanted)
         _keep(kept, found)
     return found
+
+
+def carry_identity(source: Checkpoint, path: Path, names: Iterable[str]) -> None:
+    """Keeps the identity of a checkpoint for a copy of it, if it is known.
+
+    A copy whose weights have other dtypes has another identity, so none is kept for it.
+
+    Args:
+        source: the checkpoint.
+        path: the copy, which has the values of `source`.
+        names: the copy's tensors.
+    """
+    wanted = sorted(names)
+    found = _read(_kept_in(source, wanted))
+    if not found:
+        return
+    copy = Checkpoint.open(path)
+    if all(_dtype(source, name) == _dtype(copy, name) for name in wanted):
+        _keep(_kept_in(copy, wanted), found)
+
+
+def _dtype(checkpoint: Checkpoint, name: str) -> DType:
+    return checkpoint.resolve(name, "weight", None)[2]
 
 
 def _computed(checkpoint: Checkpoint, names: Sequence[str]) -> str:

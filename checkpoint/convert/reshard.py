@@ -20,6 +20,7 @@ from ..save.seal import hugging_face_index, seal
 from ..save.writer import check_part, part_name, put_part
 from .copy import TileChange, run_copy
 from .hard_links import HardLink, add_linked, make_links, require_checksums, require_unchanged, split_off_links
+from .identity import carry_identity
 from .plan import CopyPlan, plan_copy, select, with_selected
 from .side_files import SideFile, copy_side_files, plan_side_files
 from .target import CopyTarget
@@ -97,6 +98,8 @@ class Prepared:
                 self.change.require_unchanged()
             require_unchanged(self.links, folder)
             finish_folder(folder, self.manifest, parts, files, self.options.plain)
+        if self.change is None:
+            carry_identity(self.source, self.target.path, self.manifest.tensors)
         return self.target.path
 
 

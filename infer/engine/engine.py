@@ -152,7 +152,7 @@ class Engine:
         self.home.require()
         check_servable(request, self.info, self.tokenizer is not None)
         request = with_grammar(request, self.grammars)
-        lease = self.adapters.table.hold(request.adapter) if request.adapter else None
+        lease = self.adapters.hold(request.adapter, request.version) if request.adapter else None
         try:
             live = LiveRequest(replace(request, lease=lease), next(self._arrivals), self.source, on_event)
             self._live.add(live)

@@ -14,6 +14,7 @@ from .options import check_names
 from .planning.adapter_source import AdapterSource
 from .planning.adapter_table import AdapterTable, SlottedAdapter
 from .planning.model_source import ModelSource
+from .request.adapter_lease import AdapterLease
 from .request.events import AdapterInfo
 from .step_loop import StepLoop
 from .worker.adapter_loaders import PackedOrder
@@ -53,6 +54,10 @@ class EngineAdapters:
     def infos(self) -> tuple[AdapterInfo, ...]:
         """The descriptions of these adapters."""
         return self.table.infos
+
+    def hold(self, name: str, version: AdapterLease | None = None) -> AdapterLease:
+        """Returns a hold on the adapter of a name; see `AdapterTable.hold`."""
+        return self.table.hold(name, version)
 
     def load(self, name: str, path: str | Path) -> AdapterInfo:
         """Loads an adapter, and gives it a name, which another one may have had; returns when requests can use it.

@@ -8,6 +8,7 @@ from typing import Protocol
 from ...core.errors import WorkerDied
 from ...text.tokenizer_files import TextFiles
 from ..engine.grammar.compiler import Grammars
+from ..engine.request.adapter_lease import AdapterLease
 from ..engine.request.events import AdapterInfo, Event, ModelInfo
 from ..engine.request.prompts import Encoder
 from ..engine.request.request import Request
@@ -51,6 +52,9 @@ class AdaptersProtocol(Protocol):
     @property
     def infos(self) -> tuple[AdapterInfo, ...]:
         """The descriptions of the adapters that requests may ask for."""
+
+    def hold(self, name: str, version: AdapterLease | None = None) -> AdapterLease:
+        """Returns a hold on the adapter of a name: see `AdapterTable.hold`. Requests of a call have it as `version`."""
 
     def load(self, name: str, path: Path) -> AdapterInfo:
         """Loads an adapter and gives it a name, which another one may have; see `EngineAdapters.load`."""

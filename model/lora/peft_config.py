@@ -7,6 +7,7 @@ from typing import Any, Final
 from ...core.config import parse
 from ...core.errors import CheckpointError, ConfigError
 from .options import LoraOptions
+from .peft_layers import LAYERS, PATTERN, targets_of
 
 FAN_IN_FAN_OUT: Final = "fan_in_fan_out"  # whether the base's linear weights are stored [in, out]
 # The keys that decide an adapter, with the names of LoraOptions, in the order in which they are written.
@@ -35,6 +36,7 @@ _IGNORED: Final = frozenset(
         *("peft_type", "auto_mapping", "base_model_name_or_path", "revision", "peft_version", "inference_mode"),
         *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size", "megatron_core"),
         *("runtime_config", FAN_IN_FAN_OUT),
+        *(LAYERS, PATTERN),  # which `targets_of` reads
     }
 )
 _TASKS: Final = (None, "CAUSAL_LM")
@@ -52,6 +54,8 @@ def to_peft(options: LoraOptions) -> dict[str, Any]:
 def from_peft(config: Mapping[str, Any], where: str) -> LoraOptions:
     """Returns the options of an adapter_config.json, or of an adapter's record in a manifest.
 
+    Targets of some layers (`layers_to_transform`) become a regular expression, since LoraOptions has no such key.
+
     Args:
         where: the file, for messages.
 
@@ -64,6 +68,7 @@ def from_peft(config: Mapping[str, Any], where: str) -> LoraOptions:
     _check_plain(config, where)
     found = {ours: config.get(key) for key, ours in _KEYS.items()}
     filled = {ours: _DEFAULTS.get(key) if found[ours] is None else found[ours] for key, ours in _KEYS.items()}
+    filled["targets"] = targets_of(config, where)
     try:
         return parse(filled, LoraOptions, where)
     except ConfigError as error:

@@ -24,8 +24,9 @@ from tk.model.lora.table import with_adapters
 from tk.model.registry import decoder_spec
 from tk.model.stored_adapter import StoredAdapter, base_identity
 from tk.model.stored_config import stored_config
+from tk.parallel.collectives import all_gather_dim
 from tk.parallel.layers import LayerContext
-from tk.parallel.mesh import ALONE
+from tk.parallel.mesh import ALONE, Group, Mesh
 from tk.train.engine.attention import causal_attention
 
 # What an adapter of an architecture of the tests may hold of its own beside factors.
@@ -86,9 +87,12 @@ def make_adapter(
         return commit(locked, NewStep(step, stored, Layout(), adapter=AdapterRecord(to_peft(lora), record)))
 
 
-def trained_logits(base: Path, adapter: Path | None, tokens: Sequence[int]) -> Array:
-    """Returns the logits of training's decoder with an adapter, or without one: fp32 [tokens, vocabulary]."""
-    checkpoint, context = Checkpoint.open(base), LayerContext(ALONE, torch.float32, torch.device("cpu"))
+def trained_logits(base: Path, adapter: Path | None, tokens: Sequence[int], tp: Group = ALONE) -> Array:
+    """Returns the logits of training's decoder with an adapter, or without one: fp32 [tokens, vocabulary].
+
+    With `tp` every rank of the group calls it, and gets the logits of all ranks.
+    """
+    checkpoint, context = Checkpoint.open(base), LayerContext(tp, torch.float32, torch.device("cpu"))
     config, factors = stored_config(checkpoint), None if adapter is None else Checkpoint.open(adapter)
     spec = decoder_spec(config) if factors is None else StoredAdapter.of(factors).decoder(config)
     decoder = Decoder(config, context, spec=spec)
@@ -100,5 +104,20 @@ def trained_logits(base: Path, adapter: Path | None, tokens: Sequence[int]) -> A
             values[piece.start : piece.start + piece.box.size] = read.reshape(-1)
     with torch.no_grad():
         hidden = decoder(torch.tensor([tokens]), torch.arange(len(tokens))[None], causal_attention)
-        logits: Array = decoder.logits(hidden)[0, :, : config.vocab_size].numpy()
+        logits: Array = all_gather_dim(decoder.logits(hidden), -1, tp)[0, :, : config.vocab_size].numpy()
         return logits
+
+
+def scores(logits: Array, tokens: Sequence[int]) -> Array:
+    """Returns the log-probability of each token after the first, in fp64, from the logits of all of them."""
+    wide = torch.from_numpy(logits).double()[:-1].log_softmax(-1)
+    found: Array = wide.gather(-1, torch.tensor(tokens[1:])[:, None]).squeeze(-1).numpy()
+    return found
+
+
+def trained_scores(base: str, adapter: str, tokens: list[int]) -> list[float]:
+    """Returns the scores of training's decoder over all ranks of a pool as tensor-parallel ranks; each calls it."""
+    num_kv_heads = stored_config(Checkpoint.open(base)).num_key_value_heads
+    mesh = Mesh.build(Layout(tp=torch.distributed.get_world_size()), num_kv_heads=num_kv_heads)
+    found: list[float] = scores(trained_logits(Path(base), Path(adapter), tokens, mesh.tp), tokens).tolist()
+    return found

@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tk.core.errors import CheckpointError
 from tk.infer import LLM, AsyncLLM, SamplingParams
 from tk.infer.engine.request.completion import Completion
 from tk.infer.engine.request.request import CacheOptions
-from tk.tests.infer.adapters import OWN, make_adapter, trained_logits
+from tk.tests.infer.adapters import OWN, make_adapter, scores, trained_logits
 
 MATRIX = pytest.mark.matrix
 PROMPT = [7, 19, 200, 33, 7, 19, 200, 33, 7, 19, 5, 80] * 3  # repeats itself, so proposals come true
@@ -55,9 +58,9 @@ def logprobs(completion: Completion) -> list[float]:
 def expected_logprobs(base: Path, adapter: Path | None, completion: Completion) -> list[float]:
     """Returns training's log-probabilities of a completion's tokens after PROMPT."""
     new = completion.choices[0].token_ids
-    logits = trained_logits(base, adapter, [*PROMPT, *new]).astype(np.float64)[len(PROMPT) - 1 : -1]
-    scores = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-    return [float(row[token]) for row, token in zip(scores, new, strict=True)]
+    tokens = [*PROMPT, *new]
+    found: list[float] = scores(trained_logits(base, adapter, tokens), tokens)[-len(new) :].tolist()
+    return found
 
 
 @pytest.mark.parametrize(
@@ -199,6 +202,29 @@ def test_prefixes_are_those_of_an_adapters_bytes(base: Path, served: LLM, adapte
     served.load_adapter("same", adapters["c"])
     assert num_cached("same") == 0
     served.unload_adapter("same")
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_a_folder_of_peft_may_have_the_tokenizer_of_its_base_and_no_other(
+    base: Path, served: LLM, tmp_path: Path
+) -> None:
+    """As `save_pretrained` of transformers writes it beside the adapter's files."""
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=2, target_modules=["q_proj"]))
+    model.save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.save_pretrained(tmp_path)
+    served.load_adapter("theirs", tmp_path)
+    assert served.engine.adapters.loaded["theirs"].rank == 2
+    served.unload_adapter("theirs")
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="has a chat template of its own"):
+        served.load_adapter("theirs", tmp_path)
+    tokenizer.add_tokens(["<tool>"])
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"tokenizer.json has another vocabulary than .*: \('<tool>', 264\)"):
+        served.load_adapter("theirs", tmp_path)
+    assert "theirs" not in served.engine.adapters.loaded
 
 
 def held() -> tuple[int, int]:

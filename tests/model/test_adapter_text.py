@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from tk.checkpoint import Checkpoint
 from tk.checkpoint.convert.side_files import plan_side_files
 from tk.core.errors import CheckpointError
-from tk.model.adapter_text import check_vocabulary, merged_text_files
+from tk.model.adapter_text import check_served_text, check_vocabulary, merged_text_files
 from tk.tests.checkpoint.read.test_peft_folder import TENSORS, peft_folder
 
 BPE = {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2, "content": "<end>"}]}
@@ -81,3 +81,32 @@ def test_its_files_take_the_place_of_the_bases(adapter: Path, base: Path) -> Non
     (adapter / "tokenizer_config.json").write_text("{}")
     (adapter / "tokenizer.json").write_text("{}")
     assert merged() == {"config.json": "base", "tokenizer.json": "adapter", "tokenizer_config.json": "adapter"}
+
+
+def test_a_server_takes_adapters_with_the_template_of_the_base_or_none(adapter: Path, base: Path) -> None:
+    def check_served() -> None:
+        check_served_text(Checkpoint.open(adapter), Checkpoint.open(base))
+
+    refused = pytest.raises(
+        CheckpointError, match=r"adapter has a chat template of its own, .* that of the base, .*base"
+    )
+    check_served()
+    template = "{{ bos_token }}{{ messages[0].content }}"
+    (adapter / "chat_template.jinja").write_text(template)
+    with refused:
+        check_served()  # the base has none
+    (base / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "eos_token": "</s>"}))
+    check_served()  # the same one, at another place
+    (adapter / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>", "pad_token": "<pad>"}))
+    check_served()  # tokens that it does not name
+    (adapter / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>"}))
+    with refused:
+        check_served()
+    (adapter / "tokenizer_config.json").unlink()
+    (adapter / "chat_template.jinja").write_text("{{ messages[-1].content }}")
+    with refused:
+        check_served()
+    (adapter / "chat_template.jinja").unlink()
+    (adapter / "added_tokens.json").write_text('{"<tool>": 3}')
+    with pytest.raises(CheckpointError, match=r"added_tokens.json has another vocabulary"):
+        check_served()

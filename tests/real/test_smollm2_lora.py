@@ -4,19 +4,26 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
+from torch.nn.functional import rms_norm
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tk.infer import LLM, SamplingParams
+from tk.tests.infer.adapters import scores, trained_scores
 from tk.tests.infer.serve.serving import WAIT_SECONDS, Serving
+from tk.tests.rank_pool import RankPool
 
 pytestmark = [
     pytest.mark.real,
+    pytest.mark.timeout(600),
     # peft 0.21 asks transformers 5 for an attribute by its old name.
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
 ]
@@ -102,33 +109,88 @@ def test_both_layouts_train_the_same_adapter(adapted: dict[str, Path], smollm: P
     assert found[-1] < 0.2 * found[0]
 
 
-@pytest.mark.parametrize("kernels", ["native", "aten"])
-@pytest.mark.parametrize("tp", [1, 3])
-def test_peft_finds_the_log_probabilities_that_are_served(
-    adapted: dict[str, Path], smollm: Path, tmp_path: Path, kernels: str, tp: int
-) -> None:
-    """Of a text of 1,000 tokens, in fp32."""
-    from peft import PeftModel
-
+@pytest.fixture(scope="module")
+def tokens(smollm: Path) -> list[int]:
+    """A text of 1,001 tokens."""
     text = " ".join(
         f"{name} asks: what is {thing}? It is pelican. It is granite." for name in NAMES for thing in THINGS
     )
-    ids = (3 * AutoTokenizer.from_pretrained(smollm)(text).input_ids)[:1001]
+    ids: list[int] = (3 * AutoTokenizer.from_pretrained(smollm)(text).input_ids)[:1001]
     assert len(ids) == 1001
+    return ids
+
+
+@pytest.fixture(scope="module")
+def exact(adapted: dict[str, Path], smollm: Path, tokens: list[int]) -> dict[str, np.ndarray]:
+    """The log-probabilities of each adapter with `peft` in fp64, but for the angles of positions, which are fp32."""
+    found = {}
+    for word, run in adapted.items():
+        folder = run.with_name(f"{run.name}-peft")
+        tk("export", str(run), str(folder))
+        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(smollm, dtype=torch.float32), folder)
+        for norm in (each for each in model.double().modules() if isinstance(each, LlamaRMSNorm)):
+            weight, eps = norm.weight, norm.variance_epsilon  # its own forward would round to fp32
+            norm.forward = partial(rms_norm, normalized_shape=weight.shape, weight=weight, eps=eps)
+        with torch.no_grad():
+            found[word] = scores(model(torch.tensor([tokens])).logits[0].numpy(), tokens)
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained(
+    adapted: dict[str, Path], smollm: Path, tokens: list[int], rank_pool: RankPool
+) -> dict[tuple[str, int], np.ndarray]:
+    """The log-probabilities of the trainer's forward pass with each adapter, at tp 1 and 3: 9 heads do not halve."""
+    given = {"base": str(smollm), "tokens": tokens}
+    return {
+        (word, tp): np.array(rank_pool.run(trained_scores, tp, adapter=str(run), **given)[0])
+        for word, run in adapted.items()
+        for tp in (1, 3)
+    }
+
+
+def check_near(found: np.ndarray, expected: np.ndarray) -> None:
+    """Compares log-probabilities of 1,000 tokens of 30 layers in fp32: their root mean square within 1e-5.
+
+    Measured between all of them: 1.3e-6 to 4.2e-6, and 5.1e-5 for the worst token. Two orders of attention move those
+    of `transformers` by 1.9e-6 and 2.3e-5, and two tp the trainer's by 1.8e-6 and 2.8e-5, so none could promise 1e-5
+    for each token.
+    """
+    difference = found - expected
+    assert np.sqrt((difference**2).mean()) < 1e-5
+    assert np.abs(difference).max() < 1e-4
+
+
+@pytest.mark.parametrize("tp", [1, 3])
+def test_the_trainer_finds_the_log_probabilities_of_peft(
+    exact: dict[str, np.ndarray], trained: dict[tuple[str, int], np.ndarray], tp: int
+) -> None:
+    for word, expected in exact.items():
+        check_near(trained[word, tp], expected)
+        check_near(trained[word, tp], trained[word, 1])
+
+
+@pytest.mark.parametrize("kernels", ["native", "aten"])
+@pytest.mark.parametrize("tp", [1, 3])
+def test_the_server_finds_the_log_probabilities_of_the_trainer_and_of_peft(
+    adapted: dict[str, Path],
+    smollm: Path,
+    tokens: list[int],
+    exact: dict[str, np.ndarray],
+    trained: dict[tuple[str, int], np.ndarray],
+    kernels: str,
+    tp: int,
+) -> None:
     options: dict[str, Any] = {"dtype": "fp32", "threads": 1, "max_model_len": 1100, "kv_blocks": 128}
     given = {word: str(run) for word, run in adapted.items()}
     with LLM(smollm, adapters=given, kernels=kernels, tp=tp, **options) as llm:
-        for word, run in adapted.items():
-            tk("export", str(run), str(tmp_path / word))
-            base = AutoModelForCausalLM.from_pretrained(smollm, dtype=torch.float32)
-            model = PeftModel.from_pretrained(base, tmp_path / word)
-            with torch.no_grad():
-                expected = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+        for word in adapted:
             params = SamplingParams(max_new_tokens=1, prompt_logprobs=0)
-            [completion] = llm.generate([ids], params, adapter=word)
+            [completion] = llm.generate([tokens], params, adapter=word)
             served = np.array([each.logprob for each in completion.prompt_logprobs[1:]], dtype=np.float64)
-            wanted = expected.gather(-1, torch.tensor(ids[1:])[:, None]).squeeze(-1)
-            np.testing.assert_allclose(served, wanted.numpy(), atol=1e-4, rtol=1e-5)
+            check_near(served, trained[word, tp])
+            check_near(served, exact[word])
+            assert abs(served.mean() - trained[word, tp].mean()) < 2e-6, "the loss"
 
 
 def test_the_openai_package_gets_each_adapters_answer(clients: Path, adapted: dict[str, Path], smollm: Path) -> None:

@@ -139,7 +139,22 @@ def layer_bytes(shape: PassShape, layer: int, recompute: Recompute) -> int:
         return hidden
     inputs, outputs = 2 * hidden, 2 * hidden  # of both norms
     mlp = 0 if _in_blocks(shape, layer) else _mlp(shape, layer, recompute)
-    return 2 * _norm_bytes(shape) + inputs + outputs + _attention(shape, recompute) + mlp
+    inner = _attention(shape, recompute) + mlp + _adapters(shape, layer)
+    return 2 * _norm_bytes(shape) + inputs + outputs + inner
+
+
+def _adapters(shape: PassShape, layer: int) -> int:
+    """Returns the bytes of the products A x of a layer's adapters, which tensor parallelism does not divide.
+
+    Their inputs are those of linear layers, which are counted without adapters, too.
+    """
+    block, total = shape.spec.layers[layer].feed_forward, 0
+    routed = shape.routed_tokens * block.top_k if isinstance(block, ExpertsSpec) else 0
+    for tensor in shape.spec.table:
+        if tensor.layer == layer and tensor.name in shape.spec.adapters and not tensor.expert:  # experts have one rank
+            tokens = shape.tokens if tensor.expert is None else routed
+            total += tokens * shape.spec.adapters[tensor.name].rank
+    return total * shape.itemsize
 
 
 def _norm_bytes(shape: PassShape) -> int:

@@ -14,6 +14,7 @@ from ....core.dtypes import DType
 from ....core.errors import CheckpointError
 from ....core.given_paths import as_path
 from ....core.progress import format_bytes
+from ....model.adapter_text import check_served_text
 from ....model.config import ModelConfig
 from ....model.lora.peft_config import to_peft
 from ....model.lora.table import is_factor
@@ -65,7 +66,8 @@ class AdapterSource:
 
         Raises:
             CheckpointError: it is no adapter of this base, holds what is not served, has a rank above the plan's or a
-                head that the plan has no room for, or a number that is not finite.
+                head that the plan has no room for, another vocabulary or chat template than the base, or a number that
+                is not finite.
         """
         checkpoint = _open(path)
         adapter, model = StoredAdapter.of(checkpoint), decoder_spec(config)
@@ -73,6 +75,7 @@ class AdapterSource:
         _check_served(spec, model, checkpoint.path)
         rank, has_head = max(each.rank for each in spec.adapters.values()), _has_head(checkpoint, model)
         _check_room(checkpoint.path, rank, has_head, plan)
+        check_served_text(checkpoint, base)
         if adapter.base.identity:
             check_base(adapter, base_identity(base, config), str(base.path))
         adapter.check_values()

@@ -77,16 +77,24 @@ class AdapterTable:
         with self._lock:
             return {slot: each.source for slot, each in self._slots.items() if each.is_loaded}
 
-    def hold(self, name: str) -> AdapterLease:
+    def hold(self, name: str, version: AdapterLease | None = None) -> AdapterLease:
         """Returns a request's hold on the adapter of a name.
+
+        Args:
+            name: what a caller asks for.
+            version: a hold on the adapter that it must be, which may have lost the name since; None = any.
 
         Raises:
             UnknownAdapter: no loaded adapter has the name.
+            Overloaded: it is another one than `version`, which another table gave: other weights of the base came
+                meanwhile.
         """
         with self._lock:
-            found = self._find(name)
+            found = self._of(version) or self._find(name)
+            if version is not None and found.source.digest != version.digest:
+                raise Overloaded(f"Adapter {name[:100]!r} was loaded again while the call began. Ask again.")
             found.num_holders += 1
-            return AdapterLease(found.slot, found.source.digest, partial(self.drop, found))
+            return AdapterLease(found.slot, found.source.digest, partial(self.drop, found), found)
 
     def reserve(self, name: str, source: AdapterSource) -> SlottedAdapter:
         """Takes a slot for an adapter that is to be loaded and to have a name; `give` or `drop` must follow.
@@ -137,6 +145,11 @@ class AdapterTable:
         """Ends one hold on an adapter, whose slot is free after the last."""
         with self._lock:
             self._drop(adapter)
+
+    def _of(self, version: AdapterLease | None) -> SlottedAdapter | None:
+        """Returns what a hold of this table holds; None for that of another one."""
+        found = self._slots.get(version.slot) if version else None
+        return found if version and found is version.held else None
 
     def _check_heads(self, name: str) -> None:
         """Checks that an adapter with a head of its own may get a name; there is room for one more than have names."""

@@ -11,6 +11,7 @@ class AdapterLease:
     Attributes:
         slot: the adapter's place in the backends.
         digest: the SHA-256 of its configuration and tensors.
+        held: what is held, by which the table that gave the hold knows it again.
 
     Args:
         on_release: is called when the hold ends.
@@ -19,6 +20,7 @@ class AdapterLease:
     slot: int
     digest: str
     on_release: Callable[[], object] | None = None
+    held: object = None
 
     def release(self) -> None:
         """Ends the hold; a second call does nothing."""

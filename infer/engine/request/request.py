@@ -73,6 +73,7 @@ class Request:
         weight: the principal's weight, above 0: twice the weight, twice the share.
         grammar: the grammar of `params.constraint`; None = none, or `Engine.submit` builds it.
         lease: the hold on the adapter of that name, which `Engine.submit` takes and the request's end releases.
+        version: a hold on the adapter that the name must have; None = the one that has it at submission.
         is_checked: whether the prompt comes from `checked_prompt`; else `Engine.submit` looks at every token id.
     """
 
@@ -92,6 +93,7 @@ class Request:
     is_checked: bool = False
     adapter: str = ""
     lease: AdapterLease | None = None
+    version: AdapterLease | None = None
 
     @property
     def key(self) -> tuple[str, str]:

@@ -207,7 +207,8 @@ class ServerCall:
     async def run(self, *requests: Request) -> AsyncIterator[list[EventStream]]:
         """Runs requests in the engine, all together, while the body runs; yields the events of each.
 
-        None has been admitted until all have. A request without an id gets one.
+        None has been admitted until all have. A request without an id gets one. Requests for one adapter have one
+        version of it, whatever is loaded under its name meanwhile.
 
         Raises:
             TkError: a request is refused; those before it end.
@@ -216,6 +217,11 @@ class ServerCall:
         self.record.terms.params = named[0].params
         async with AsyncExitStack() as stack:
             running = self._frontend.runner.run
+            if len(named) > 1 and named[0].adapter:
+                self._frontend.runner.lifecycle.check_loaded()
+                version = self._frontend.runner.engine.adapters.hold(named[0].adapter)
+                stack.callback(version.release)
+                named = [replace(each, version=version) for each in named]
             streams = [await stack.enter_async_context(running(request, self.caller)) for request in named]
             self.record.admit(self.record.request_id or named[0].request_id, named[0].adapter)
             yield streams

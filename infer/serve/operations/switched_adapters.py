@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ....core.errors import UnknownAdapter
+from ...engine.request.adapter_lease import AdapterLease
 from ...engine.request.events import AdapterInfo
 from ..engine_protocol import AdaptersProtocol
 from ..errors import Loading
@@ -29,6 +30,10 @@ class SwitchedAdapters:
     def infos(self) -> tuple[AdapterInfo, ...]:
         """The descriptions of the adapters that requests may ask for."""
         return self._engines()[0].infos
+
+    def hold(self, name: str, version: AdapterLease | None = None) -> AdapterLease:
+        """See `AdaptersProtocol.hold`."""
+        return self._engines()[0].hold(name, version)
 
     def load(self, name: str, path: Path) -> AdapterInfo:
         """See `AdaptersProtocol.load`; raises Loading while other weights of the base are loaded."""

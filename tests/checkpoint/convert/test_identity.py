@@ -3,15 +3,21 @@
 import hashlib
 import os
 import shutil
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tk.checkpoint import Checkpoint, prepare_export, reshard
+from tk.checkpoint import Checkpoint, export_links, prepare_export, reshard
 from tk.checkpoint.convert import identity as module
 from tk.checkpoint.convert.identity import weights_identity
+from tk.checkpoint.convert.plan import Tile
+from tk.core.casts import Array
+from tk.core.dtypes import BF16, FP32
 from tk.core.errors import ShardCorrupt
 from tk.core.layout import Layout
 from tk.tests.checkpoint.saving import LLAMA
@@ -69,6 +75,46 @@ def test_an_identity_is_computed_once(llama_step: Path, cache: Path, monkeypatch
     [kept] = cache.iterdir()
     kept.write_text("half of a")
     assert identity_of(llama_step) == found, "a damaged file of the cache is not believed"
+
+
+def test_copies_with_the_same_values_have_the_identity_without_another_look_at_their_weights(
+    llama_step: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = identity_of(llama_step)
+    resharded = reshard(llama_step, tmp_path / "resharded", layout=Layout(tp=2), weights_only=True)
+    copies = [
+        resharded,
+        reshard(resharded, tmp_path / "bf16", layout=Layout(), dtype=BF16),
+        prepare_export(Checkpoint.open(resharded), tmp_path / "exported", plain=True).run(),
+        export_links(Checkpoint.open(tmp_path / "bf16"), tmp_path / "linked"),
+    ]
+    monkeypatch.setattr(module, "_computed", None)  # not called
+    assert [identity_of(path) for path in copies] == [found] * 4
+
+
+def test_copies_with_other_values_or_dtypes_have_their_own_identity(llama_step: Path, tmp_path: Path) -> None:
+    found = identity_of(llama_step)
+    wide = reshard(llama_step, tmp_path / "wide", layout=Layout(), dtype=FP32)
+    assert identity_of(wide) != found
+    source = Checkpoint.open(llama_step)
+    merged = replace(prepare_export(source, tmp_path / "merged", plain=True), change=_Flipped()).run()
+    assert identity_of(merged) not in (found, identity_of(wide))
+
+
+class _Flipped:
+    """A change of all values: their last bit."""
+
+    def changed(self, tile: Tile, values: Array) -> Array:
+        return values ^ 1
+
+    def require_unchanged(self) -> None:
+        pass
+
+    def facts(self) -> Mapping[str, Any]:
+        return {}
+
+    def sentence(self) -> str:
+        return ""
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -14,6 +14,7 @@ from tk.infer.engine.grammar.compiler import Grammars
 from tk.infer.engine.options import check_names
 from tk.infer.engine.planning.adapter_source import AdapterSource
 from tk.infer.engine.planning.adapter_table import AdapterTable
+from tk.infer.engine.request.adapter_lease import AdapterLease
 from tk.infer.engine.request.events import (
     AdapterInfo,
     Delta,
@@ -150,6 +151,9 @@ class FakeAdapters:
     def infos(self) -> tuple[AdapterInfo, ...]:
         return self.table.infos
 
+    def hold(self, name: str, version: AdapterLease | None = None) -> AdapterLease:
+        return self.table.hold(name, version)
+
     def load(self, name: str, path: Path) -> AdapterInfo:
         check_names("adapters", (name,))
         if path.name == "missing":
@@ -193,7 +197,7 @@ class FakeEngine:
 
     def submit(self, request: Request, on_event: Callable[[Event], None]) -> None:
         if request.adapter:
-            request = replace(request, lease=self.adapters.table.hold(request.adapter))
+            request = replace(request, lease=self.adapters.hold(request.adapter, request.version))
         with self._changed:
             self.requests.append(request)
             refusal = self.refusal

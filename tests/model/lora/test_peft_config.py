@@ -47,7 +47,7 @@ CHANGES = {
     "peft_type": "ADALORA",
     "task_type": "SEQ_CLS",
     "use_dora": True,
-    "layers_to_transform": [0],
+    "layers_to_transform": [-1],
     "layers_pattern": "layers",
     "target_parameters": ["experts.gate_up_proj"],
     "lora_bias": True,

@@ -8,7 +8,10 @@ import torch
 from tk.core.layout import Stage
 from tk.model.config import ModelConfig
 from tk.model.decoder import Decoder
+from tk.model.lora.options import LoraOptions
+from tk.model.lora.table import with_adapters
 from tk.model.registry import decoder_spec
+from tk.model.spec import DecoderSpec
 from tk.parallel.layers import LayerContext
 from tk.parallel.logits_blocks import ELEMENTS
 from tk.parallel.mesh import ALONE
@@ -36,12 +39,18 @@ def _kept_by_autograd(
     recompute: Recompute = "none",
     loss_waits: bool = False,
     mlp_block: int = 0,
+    spec: DecoderSpec | None = None,
 ) -> int:
-    """Returns the bytes of distinct memory that autograd keeps of a forward pass, without parameters."""
+    """Returns the bytes of distinct memory that autograd keeps of a forward pass, without parameters.
+
+    With a `spec` parameters are frozen as it says.
+    """
     context = LayerContext(ALONE, dtype, torch.device("cpu"))
-    decoder = Decoder(config, context, recompute=recompute, mlp_block=mlp_block)
+    decoder = Decoder(config, context, recompute=recompute, mlp_block=mlp_block, spec=spec)
     for parameter in decoder.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
+    for local in decoder.local_params():
+        decoder.get_parameter(local.name).requires_grad_(local.trainable)
     own = {parameter.untyped_storage().data_ptr() for parameter in decoder.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -69,6 +78,19 @@ def test_activations_are_those_that_autograd_keeps(name: str, dtype: str) -> Non
     assert planned + head_gradient_bytes(shape) == pytest.approx(measured, rel=0.03)
     waiting = _kept_by_autograd(config, dtypes[itemsize], 4, 48, loss_waits=True)
     assert planned == pytest.approx(waiting, rel=0.03), "a loss that waits keeps its input alone"
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+@pytest.mark.parametrize("name", MODELS)
+def test_adapters_keep_their_products_with_a(name: str, recompute: Recompute) -> None:
+    """Compared is what adapters of a larger rank keep more: a frozen base keeps less than the plan says."""
+    config = ModelConfig(**MODELS[name])
+    specs = [with_adapters(decoder_spec(config), LoraOptions(rank=rank)) for rank in (4, 36)]
+    kept = [_kept_by_autograd(config, torch.float32, 4, 48, recompute, spec=spec) for spec in specs]
+    shapes = [PassShape(spec, 4 * 48, 4, 1, config.vocab_size, False, recompute) for spec in specs]
+    planned = [stage_bytes(shape, Stage(range(len(shape.spec.layers)))) for shape in shapes]
+    assert planned[1] - planned[0] == pytest.approx(kept[1] - kept[0], rel=0.03)
+    assert kept[1] < planned[1] + head_gradient_bytes(shapes[1])
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])

@@ -58,6 +58,29 @@ def test_a_name_that_is_not_loaded_is_an_error_with_those_that_are() -> None:
     assert not table.in_slots
 
 
+def test_a_version_is_held_again_after_its_name_was_given_away() -> None:
+    table, other = AdapterTable(2), AdapterTable(1)
+    table.give("x", table.reserve("x", FIRST))
+    version = table.hold("x")
+    table.give("x", table.reserve("x", SECOND))
+    again = table.hold("x", version)
+    version.release()
+    assert (again.slot, again.digest) == (0, "first")
+    other.give("x", other.reserve("x", SECOND))
+    with pytest.raises(Overloaded, match="Adapter 'x' was loaded again while the call began"):
+        other.hold("x", again)
+    again.release()
+    assert table.reserve("x", FIRST).slot == 0
+
+
+def test_another_engine_has_a_version_by_its_digest() -> None:
+    table, other = AdapterTable(1), AdapterTable(2)
+    table.give("x", table.reserve("x", FIRST))
+    other.give("y", other.reserve("y", SECOND))
+    other.give("x", other.reserve("x", FIRST))
+    assert other.hold("x", table.hold("x")).slot == 1
+
+
 def test_only_so_many_adapters_have_a_head_of_their_own() -> None:
     table, heads = AdapterTable(3, max_heads=1), [replace(each, has_head=True) for each in (FIRST, SECOND)]
     held = table.reserve("a", heads[0])

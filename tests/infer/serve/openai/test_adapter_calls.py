@@ -1,12 +1,14 @@
 """Adapters over HTTP: models with a parent, and loaded below one folder only, by operators."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import openai
 import pytest
 
+from tk.infer.engine.request.events import Event
+from tk.infer.engine.request.request import Request
 from tk.infer.serve.access.tokens import ADMIN, GENERATE, Caller, line_of, token_digest
 from tk.infer.serve.openai.adapter_calls import folder_below
 from tk.tests.infer.serve.fake_engine import FakeEngine
@@ -67,6 +69,27 @@ def test_adapters_are_loaded_and_unloaded_as_by_vllm(loading: HttpServerThread, 
     assert (answer.status, answer.body) == (200, b"Success: LoRA adapter 'sql' removed successfully.")
     gone = loading.ask("/v1/unload_lora_adapter", {"lora_name": "sql"})
     assert (gone.status, gone.error["code"]) == (404, "model_not_found")
+
+
+def test_all_choices_of_an_answer_are_of_one_version(
+    server: HttpServerThread, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the requests of one call are taken, the name gets other bytes."""
+    engine.adapters.load("sql", Path("/one"))
+    submit = engine.submit
+
+    def load_and_submit(request: Request, on_event: Callable[[Event], None]) -> None:
+        engine.adapters.load("sql", Path("/two"))
+        submit(request, on_event)
+
+    monkeypatch.setattr(engine, "submit", load_and_submit)
+    answer = server.ask("/v1/completions", {"model": "sql", "prompt": ["a", "b", "c", "d"], "n": 2})
+    assert answer.status == 200, answer.error
+    assert len(answer.json["choices"]) == 8
+    assert [each.adapter_digest for each in engine.requests] == ["sha256 of one"] * 4
+    assert answer.json["system_fingerprint"] == "step-7-adapter-sha256 of one"
+    assert [each.sha256 for each in engine.adapters.infos] == ["sha256 of two"]
+    assert len(engine.adapters.table.in_slots) == 1, "the call holds nothing after its end"
 
 
 def test_wrong_calls_are_refused_by_field(loading: HttpServerThread, engine: FakeEngine) -> None:
