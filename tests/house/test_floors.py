@@ -28,7 +28,7 @@ FLOORS: dict[str, dict[str, int]] = {
         "cli": 5,
     },
     "checkpoint": {"files": 0, "format": 1, "read": 2, "run": 3, "save": 4, "convert": 5},
-    "core": {"cpu": 0, "errors": 0, "extras": 0, "process": 0, "native": 1},
+    "core": {"cores": 0, "cpu": 0, "errors": 0, "extras": 0, "process": 0, "native": 1},
     "infer": {"engine": 0, "client": 1, "serve": 2},
     "infer/client": {
         "wire": 0,
