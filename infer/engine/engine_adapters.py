@@ -35,7 +35,8 @@ class EngineAdapters:
     """
 
     def __init__(self, source: ModelSource, workers: WorkerGroup, loop: StepLoop) -> None:
-        self.table = AdapterTable(source.memory.max_adapters, source.memory.max_adapter_heads)
+        memory = source.memory
+        self.table = AdapterTable(memory.max_adapters, memory.max_adapter_heads, memory.max_adapter_experts)
         self._source, self._workers, self._loop = source, workers, loop
         self._lock = threading.Lock()  # guards what follows
         self._pending: set[Future[None]] = set()

@@ -46,11 +46,12 @@ class AdapterTable:
 
     Attributes:
         num_slots: how many adapters may be loaded at the same time.
-        num_heads: how many of them may have a head of their own.
+        num_heads, num_experts: how many of them may have a head of their own, and factors of experts.
     """
 
     num_slots: int
     num_heads: int = 0
+    num_experts: int = 0
     _named: dict[str, SlottedAdapter] = field(default_factory=dict)
     _slots: dict[int, SlottedAdapter] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -88,14 +89,10 @@ class AdapterTable:
         """Takes a slot for an adapter that is to be loaded; `give` or `drop` must follow.
 
         Raises:
-            Overloaded: all slots are taken, or all heads.
+            Overloaded: all slots are taken, or all with room for a head or for experts.
         """
         with self._lock:
-            if source.has_head and sum(each.source.has_head for each in self._slots.values()) >= self.num_heads:
-                raise Overloaded(
-                    f"All {self.num_heads} places for adapters with a head of their own are taken. Unload one, or "
-                    "start with a larger max_adapter_heads."
-                )
+            self._check_room(source)
             slot = next((slot for slot in range(self.num_slots) if slot not in self._slots), None)
             if slot is None:
                 names = ", ".join(self._named) or "none"
@@ -129,6 +126,18 @@ class AdapterTable:
         """Ends one hold on an adapter, whose slot is free after the last."""
         with self._lock:
             self._drop(adapter)
+
+    def _check_room(self, source: AdapterSource) -> None:
+        held = [each.source for each in self._slots.values()]
+        for needs, count, most, what, option in (
+            (source.has_head, sum(each.has_head for each in held), self.num_heads, "a head of their own", "heads"),
+            (source.has_experts, sum(each.has_experts for each in held), self.num_experts, "experts", "experts"),
+        ):
+            if needs and count >= most:
+                raise Overloaded(
+                    f"All {most} places for adapters with {what} are taken. Unload one, or start with a larger "
+                    f"max_adapter_{option}."
+                )
 
     def _find(self, name: str) -> SlottedAdapter:
         if name in self._named:

@@ -20,7 +20,7 @@ from ..kernels.aten import sizes as aten
 from ..kernels.native import sizes as native
 from ..kv_formats import BlockBytes, CacheShape, kv_format
 from ..options import EngineOptions
-from ..program.adapters import adapter_bytes
+from ..program.adapters import adapter_bytes, expert_bytes
 from ..program.lower import lower, serving_slices
 from ..program.own_params import head_bytes
 from ..program.quantization import groupings
@@ -45,10 +45,11 @@ class MemoryPlan:
         max_batched_tokens: the largest number of tokens of a step.
         buffer_bytes: the bytes of activations, logits and scratch of such a step, on one rank.
         max_adapters, max_adapter_rank: the number of adapters that may be loaded, and their largest rank.
-        adapter_bytes: the bytes of so many adapters of that rank, beside every linear layer, and of all heads, on one
-            rank.
-        max_adapter_heads: the number of adapters that may have a head of their own.
-        head_bytes: the bytes of such a head, on one rank.
+        adapter_bytes: the bytes of so many adapters of that rank, beside every linear layer, and of all heads and
+            experts, on one rank.
+        max_adapter_heads, max_adapter_experts: the number of adapters that may have a head of their own, and factors of
+            experts.
+        head_bytes, expert_bytes: the bytes of such a head, and of such factors of that rank, on one rank.
     """
 
     tp: int
@@ -68,6 +69,8 @@ class MemoryPlan:
     adapter_bytes: int = 0
     max_adapter_heads: int = 0
     head_bytes: int = 0
+    max_adapter_experts: int = 0
+    expert_bytes: int = 0
 
     @property
     def kv_bytes(self) -> int:
@@ -89,6 +92,8 @@ class MemoryPlan:
         note = f"up to {self.max_adapters} of rank {self.max_adapter_rank}"
         if self.max_adapter_heads:
             note += f", {self.max_adapter_heads} with a head of {format_bytes(self.head_bytes)}"
+        if self.max_adapter_experts:
+            note += f", {self.max_adapter_experts} with experts of {format_bytes(self.expert_bytes)}"
         adapters = [("adapters", self.dtype, self.adapter_bytes, note)] if self.max_adapters else []
         lines = (
             ("weights", self.weight_dtype, self.weight_bytes, ""),
@@ -130,8 +135,9 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
     sizes, cache = aten if options.kernels == "aten" else native, CacheShape(0, options.block_size, kv_dtype)
     slots, rank = options.num_adapter_slots, options.max_adapter_rank if options.num_adapter_slots else 0
     itemsize, heads = dtypes.by_name(dtype).itemsize, min(slots, options.max_adapter_heads or 0)
-    own_head = head_bytes(program, itemsize)
-    adapters = slots * adapter_bytes(program, rank, itemsize) + heads * own_head
+    head, experts = head_bytes(program, itemsize), min(slots, options.max_adapter_experts or 0)
+    of_experts = expert_bytes(program, rank, itemsize)
+    adapters = slots * adapter_bytes(program, rank, itemsize) + heads * head + experts * of_experts
     beside = sizes.buffer_bytes(program, cache, options.max_batched_tokens, threads, weight_dtype, rank)
     room, place = _room(options)
     block, num_twins = sizes.block_bytes(program, cache), _twins_needed(options)
@@ -154,7 +160,9 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
         max_adapter_rank=rank,
         adapter_bytes=adapters,
         max_adapter_heads=heads,
-        head_bytes=own_head,
+        head_bytes=head,
+        max_adapter_experts=experts,
+        expert_bytes=of_experts,
     )
     _check_room(plan, room, place)
     return plan
@@ -241,13 +249,16 @@ def _check_room(plan: MemoryPlan, room: int, place: str) -> None:
     needed = plan.total_bytes
     if needed > room:
         count, size = plan.max_adapters, format_bytes(plan.adapter_bytes)
-        heads = f" and {plan.max_adapter_heads} heads" if plan.max_adapter_heads else ""
-        adapters = f" {count} adapters of rank {plan.max_adapter_rank}{heads} ({size})," if count else ""
+        counts = ((plan.max_adapter_heads, "heads"), (plan.max_adapter_experts, "experts"))
+        more = [(number, what) for number, what in counts if number]
+        extras = "".join(f", {number} with {what}" for number, what in more)
+        options = "".join(f" or max_adapter_{what}" for _, what in more)
+        adapters = f" {count} adapters of rank {plan.max_adapter_rank}{extras} ({size})," if count else ""
         raise ConfigError(
             f"Weights ({format_bytes(plan.weight_bytes)}),{adapters} KV cache ({format_bytes(plan.kv_bytes)}) and "
             f"buffers ({format_bytes(plan.buffer_bytes)}) of a rank take {format_bytes(needed)}, and {place} has "
             f"{format_bytes(room)} free. Lower kv_memory or kv_blocks{' or max_adapters' if adapters else ''}"
-            f"{' or max_adapter_heads' if heads else ''}, or choose a smaller model."
+            f"{options}, or choose a smaller model."
         )
 
 

@@ -39,14 +39,30 @@ def test_a_name_that_is_not_loaded_is_an_error_with_those_that_are() -> None:
     assert not table.in_slots
 
 
-def test_only_so_many_adapters_have_a_head_of_their_own() -> None:
-    table, heads = AdapterTable(3, num_heads=1), [replace(each, has_head=True) for each in (FIRST, SECOND)]
-    held = table.reserve(heads[0])
-    with pytest.raises(Overloaded, match="All 1 places for adapters with a head of their own are taken"):
-        table.reserve(heads[1])
+@pytest.mark.parametrize(
+    ("table", "special", "message"),
+    [
+        (
+            AdapterTable(3, num_heads=1),
+            [replace(each, has_head=True) for each in (FIRST, SECOND)],
+            "All 1 places for adapters with a head of their own are taken.* max_adapter_heads",
+        ),
+        (
+            AdapterTable(3, num_experts=1),
+            [replace(each, has_experts=True) for each in (FIRST, SECOND)],
+            "All 1 places for adapters with experts are taken.* max_adapter_experts",
+        ),
+    ],
+)
+def test_only_so_many_adapters_have_a_head_or_experts(
+    table: AdapterTable, special: list[AdapterSource], message: str
+) -> None:
+    held = table.reserve(special[0])
+    with pytest.raises(Overloaded, match=message):
+        table.reserve(special[1])
     assert table.reserve(SECOND).slot == 1
     table.drop(held)
-    assert table.reserve(heads[1]).slot == 0
+    assert table.reserve(special[1]).slot == 0
 
 
 def test_a_load_that_failed_leaves_its_slot() -> None:
