@@ -1,38 +1,115 @@
-"""Decode and prefill with adapters beside the same engine without any, and an engine that can hold none.
+"""Steps of decoding and of prefill with adapters beside those without, and what the adapters' bytes alone would cost.
 
-All engines are in one process and take turns, so that a change of the machine's speed meets each. The base is a Llama
-of the sizes below with random weights in bf16; its adapters of all linear layers, of rank 16 and of ranks 4 to 64, are
-those of a run of one step.
+The backends are in one process and take turns step by step, so that a change of the machine's speed meets each. With
+one thread, its time on a core is measured: other processes take none of it. The base is a Llama with random weights in
+bf16, or a folder; its adapters of all linear layers, of rank 16 and of ranks 4 to 64, are those of a run of one step.
 """
 
-import asyncio
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import click
+import numpy as np
 
 from tk.benchmarks.bench_lora import model_sizes
+from tk.benchmarks.peers.environments import BUILD
+from tk.checkpoint import Checkpoint
 from tk.core.config import parse
 from tk.core.cpu import read_cpu
-from tk.infer import AsyncLLM, SamplingParams
+from tk.infer.engine.job import Job
+from tk.infer.engine.kernels.backend import Backend
+from tk.infer.engine.kernels.native.binding.structures import Format
+from tk.infer.engine.kernels.native.packing import stacks
+from tk.infer.engine.program.adapters import adapted_matrices, padded_ranks
+from tk.infer.engine.program.lower import lower
+from tk.infer.engine.step.running_plan import NO_ADAPTER, RunningPlan
+from tk.infer.engine.step.sampling_rows import SamplingRows
+from tk.infer.engine.worker.adapter_order import AdapterOrder
+from tk.infer.engine.worker.worker import load
+from tk.model.registry import decoder_spec
+from tk.model.stored_config import stored_config
 from tk.parallel.mesh import Mesh
 from tk.train.config.train_config import TrainConfig
 from tk.train.run.trainer import Trainer
 
 RANKS: Final = (4, 8, 16, 16, 16, 32, 64, 64)  # of the adapters that share a batch
-PROMPT, NEW = 16, 48
+ONE: Final = 2  # the slot of one of rank 16
+BLOCK: Final = 16  # tokens of a block of the cache
+VOCAB: Final = 8192  # of the benchmark's own model and tokenizer
 
 
-def train(folder: Path, sizes: dict[str, int], steps: int, **sections: Any) -> Path:
-    """Trains for a moment and returns the run folder."""
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A step: the sequences of a batch, the tokens of each that are cached, and those that the step computes."""
+
+    name: str
+    batch: int
+    cached: int
+    tokens: int
+
+    def plan(self, adapters: Sequence[int]) -> RunningPlan:
+        """Returns the plan of the step in which sequence i has the adapter i, in turn; the last token has logits."""
+        blocks = (self.cached + self.tokens) // BLOCK + 1
+        tables = np.arange(1, 1 + self.batch * blocks, dtype=np.int32).reshape(self.batch, blocks)
+        places = np.tile(np.arange(self.cached, self.cached + self.tokens, dtype=np.int32), self.batch)
+        sequence = np.repeat(np.arange(self.batch), self.tokens)
+        last = (np.arange(self.batch) + 1) * self.tokens - 1
+        return RunningPlan(
+            tokens=(7 * sequence + places + 1).astype(np.int32),
+            positions=places,
+            slots=(tables[sequence, places // BLOCK] * BLOCK + places % BLOCK).astype(np.int32),
+            span_length=np.full(self.batch, self.tokens, np.int32),
+            block_tables=tables,
+            rows=SamplingRows.scoring(np.stack([last, last * 0, last * 0 - 1], axis=1).astype(np.int32)),
+            adapters=np.array([adapters[i % len(adapters)] for i in range(self.batch)], np.int32),
+        )
+
+
+STEPS: Final = (
+    *(Work(f"decode, batch {batch}", batch, 32, 1) for batch in (1, 8, 32)),
+    Work("prefill, 8 x 64 tokens", 8, 0, 64),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """The bytes that a step of decoding reads at least: of the base's weights, and of each adapter's factors."""
+
+    base: int
+    adapters: tuple[int, ...]
+
+    @staticmethod
+    def of(base: Path, weight_dtype: str) -> "Bytes":
+        """Returns those of a base and of adapters of RANKS, padded by their own ranks as kernels have them."""
+        program = lower(decoder_spec(stored_config(Checkpoint.open(base))))
+        factors = (
+            sum(
+                2 * (padded_ranks(program, each, rank) * each.in_features + rank * each.out_features)
+                for each in adapted_matrices(program)
+            )
+            for rank in RANKS
+        )
+        packed = dict(stacks(program, weight_dtype)).values()
+        return Bytes(sum(each.count * each.matrix_bytes(Format.BF16, 2) for each in packed), tuple(factors))
+
+    def share(self, slots: Sequence[int], batch: int) -> float:
+        """Returns the speed that the bytes leave to a batch: the base's share of what its step reads."""
+        used = {slots[i % len(slots)] for i in range(batch)} - {NO_ADAPTER}
+        return self.base / (self.base + sum(self.adapters[slot] for slot in used))
+
+
+def train(folder: Path, model: dict[str, Any], **sections: Any) -> Path:
+    """Trains for a step, unless an earlier benchmark did; returns the run folder."""
+    if (folder / "LATEST").exists():
+        return folder
     data: dict[str, Any] = {
-        "model": sizes,
-        "data": {"cache": ".build/bench/stdlib", "vocab_size": sizes["vocab_size"]},
-        "train": {"steps": steps, "global_batch_size": 1, "micro_batch_size": 1, "seq_len": 32, "eval_rows": 1},
+        "model": model,
+        "data": {"cache": ".build/bench/stdlib", "vocab_size": VOCAB},
+        "train": {"steps": 1, "global_batch_size": 1, "micro_batch_size": 1, "seq_len": 32, "eval_rows": 1},
         "precision": {"params": "bf16"},
         "checkpoint": {"dir": str(folder)},
     }
@@ -41,75 +118,75 @@ def train(folder: Path, sizes: dict[str, int], steps: int, **sections: Any) -> P
     return folder
 
 
-async def seconds_of(llm: AsyncLLM, adapters: Sequence[str], prompt: int, new: int) -> float:
-    """Returns the seconds of a batch in which request i has the adapter i."""
-    params = SamplingParams(temperature=0.0, max_new_tokens=new, min_new_tokens=new)
-    start = time.perf_counter()
-    prompts = [[1 + (7 * i + j) % 4000 for j in range(prompt)] for i in range(len(adapters))]
-    asked = (llm.generate([each], params, adapter=name) for each, name in zip(prompts, adapters, strict=True))
-    await asyncio.gather(*asked)
-    return time.perf_counter() - start
+def backends(base: Path, adapters: Sequence[Path], weight_dtype: str, threads: int) -> tuple[Backend, Backend]:
+    """Returns a backend that can hold no adapter, and one that holds all of them."""
+    job = Job(str(base), "native", "bf16", "bf16", 160, 0, BLOCK, 512, threads=threads, weight_dtype=weight_dtype)
+    full = replace(job, max_adapters=len(adapters), max_adapter_rank=max(RANKS))
+    plain, beside = load(job), load(full)
+    config = stored_config(Checkpoint.open(base)).model_dump(mode="json")
+    for slot, path in enumerate(adapters):
+        order = AdapterOrder(slot, str(path), Checkpoint.open(path).folder.fingerprint, config)
+        beside.set_adapter(slot, order.carry_out(full))
+    return plain, beside
 
 
-async def measure(engines: dict[str, tuple[AsyncLLM, Sequence[str]]], rounds: int) -> None:
-    """Prints the rows of the table: each way, and its share of the first one's speed."""
-    for batch in (1, 8, 32):
-        decode: dict[str, list[float]] = {name: [] for name in engines}
-        for number in range(rounds + 1):
-            for name, (llm, adapters) in engines.items():
-                asked = [adapters[i % len(adapters)] for i in range(batch)]
-                short = await seconds_of(llm, asked, PROMPT, 1)
-                whole = await seconds_of(llm, asked, PROMPT, NEW)
-                if number:
-                    decode[name].append((whole - short) / (NEW - 1))
-        _print(f"decode, batch {batch}, ms per step", decode)
-    prefill: dict[str, list[float]] = {name: [] for name in engines}
-    for number in range(rounds + 1):
-        for name, (llm, adapters) in engines.items():
-            found = await seconds_of(llm, [adapters[0]] if len(adapters) == 1 else adapters, 512 // len(adapters), 1)
-            if number:
-                prefill[name].append(found)
-    _print("prefill of 512 tokens, ms", prefill)
+def measure(work: Work, ways: Sequence[tuple[Backend, Sequence[int]]], rounds: int, threads: int) -> list[list[float]]:
+    """Returns the seconds of the step each way, after two rounds that warm up."""
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    planned = [(backend, work.plan(slots)) for backend, slots in ways]
+    seconds: list[list[float]] = [[] for _ in ways]
+    for number in range(rounds + 2):
+        for found, (backend, plan) in zip(seconds, planned, strict=True):
+            start = clock()
+            backend.logits(plan)
+            if number > 1:
+                found.append(clock() - start)
+    return seconds
 
 
-def _print(title: str, seconds: dict[str, list[float]]) -> None:
-    first = next(iter(seconds.values()))
-    for name, found in seconds.items():
-        share = statistics.median(one / other for one, other in zip(first, found, strict=True))
-        click.echo(f"| {title} | {name} | {1e3 * statistics.median(found):.1f} | {share:.2f} |")
-
-
-async def run(base: Path, adapters: dict[str, Path], rounds: int, weight_dtype: str) -> None:
-    """Starts the engines and measures them."""
-    common: dict[str, Any] = {"max_model_len": 1024, "kv_blocks": 512, "max_running": 32, "prefix_cache": False}
-    common |= {"weight_dtype": weight_dtype}
-    async with AsyncLLM(base, **common) as without, AsyncLLM(base, adapters=adapters, **common) as beside:
-        engines: dict[str, tuple[AsyncLLM, Sequence[str]]] = {
-            "no adapters loaded": (without, [""]),
-            "8 loaded, none used": (beside, [""]),
-            "one of rank 16": (beside, ["rank 16, 2"]),
-            "8 of ranks 4 to 64": (beside, list(adapters)),
-        }
-        await measure(engines, rounds)
+def show(work: Work, ways: Sequence[Sequence[int]], seconds: Sequence[Sequence[float]], read: Bytes) -> None:
+    """Prints a row: milliseconds of the first way, and the speed of the others as a share of it."""
+    cells = [f"{1e3 * statistics.median(seconds[0]):.1f}"]
+    for slots, found in zip(ways[1:], seconds[1:], strict=True):
+        share = statistics.median(one / other for one, other in zip(seconds[0], found, strict=True))
+        cells.append(f"{share:.3f}")
+        if slots[0] != NO_ADAPTER:
+            cells.append(f"{read.share(slots, work.batch):.3f}" if work.tokens == 1 else "")
+    click.echo(f"| {work.name} | {' | '.join(cells)} |")
 
 
 @click.command()
+@click.option("--model", type=click.Path(path_type=Path), help="A folder to serve in place of random weights.")
 @click.option("--hidden", default=2048, show_default=True)
-@click.option("--layers", default=4, show_default=True)
-@click.option("--rounds", default=5, show_default=True)
-@click.option("--weight-dtype", type=click.Choice(["auto", "int8", "int4"]), default="auto", show_default=True)
-def main(hidden: int, layers: int, rounds: int, weight_dtype: str) -> None:
-    """Print a table in Markdown: milliseconds, and the speed as a share of that without adapters."""
-    cpu, sizes = read_cpu(), model_sizes(hidden, layers) | {"max_position_embeddings": 1024}
-    click.echo(f"{cpu.model}, {', '.join(cpu.instruction_sets)}; bf16, weights {weight_dtype}, hidden {hidden}, ")
-    click.echo(f"{layers} layers\n\n| | | ms | speed |\n|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as folder:
-        base = train(Path(folder, "base"), sizes, 1)
-        adapters = {}
-        for number, rank in enumerate(RANKS):
-            lora = {"model": {"init": str(base)}, "lora": {"rank": rank}}
-            adapters[f"rank {rank}, {number}"] = train(Path(folder, f"adapter-{number}"), sizes, 1, **lora)
-        asyncio.run(run(base, adapters, rounds, weight_dtype))
+@click.option("--layers", default=2, show_default=True)
+@click.option("--rounds", default=30, show_default=True)
+@click.option("--threads", default=2, show_default=True)
+@click.option(
+    "--weight-dtype", "weight_dtypes", default=("bf16", "int8", "int4"), multiple=True, show_default=True, type=str
+)
+def main(
+    model: Path | None, hidden: int, layers: int, rounds: int, threads: int, weight_dtypes: tuple[str, ...]
+) -> None:
+    """Print a table in Markdown per dtype of the base's weights."""
+    cpu = read_cpu()
+    click.echo(f"{cpu.model}, {', '.join(cpu.instruction_sets)}; threads {threads}, rounds {rounds}")
+    name = model.name if model else f"hidden {hidden}, {layers} layers"
+    folder = BUILD / "bench" / "lora-serving" / name.replace(", ", "-").replace(" ", "-")
+    sizes = model_sizes(hidden, layers) | {"vocab_size": VOCAB, "max_position_embeddings": 1024}
+    base = model or train(folder / "base", sizes)
+    adapters = [
+        train(folder / f"adapter-{number}", {"init": str(base)}, lora={"rank": rank})
+        for number, rank in enumerate(RANKS)
+    ]
+    ways = ([NO_ADAPTER], [NO_ADAPTER], [ONE], range(len(RANKS)))
+    for weight_dtype in weight_dtypes:
+        plain, beside = backends(base, adapters, weight_dtype, threads)
+        click.echo(f"\n{name}, {weight_dtype}\n")
+        click.echo("| | base, ms | none used of 8 | one of rank 16 | by its bytes | 8 mixed | by their bytes |")
+        click.echo("|---|---|---|---|---|---|---|")
+        for work in STEPS:
+            turns = [(plain, ways[0]), *((beside, slots) for slots in ways[1:])]
+            show(work, ways, measure(work, turns, rounds, threads), Bytes.of(base, weight_dtype))
 
 
 if __name__ == "__main__":

@@ -31,3 +31,19 @@ class Context:
 
 
 NO_CONTEXT: Final = Context()
+
+
+@dataclass(frozen=True)
+class PromptForm:
+    """The form of the prompt that a conversation becomes.
+
+    Attributes:
+        continues: whether the answer continues the last message, which is the assistant's, instead of beginning a turn.
+        variables: variables of the template, by name, none of `RESERVED`; JSON can hold their values.
+    """
+
+    continues: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+NEW_TURN: Final = PromptForm()

@@ -1,9 +1,10 @@
 """The process of a `ChatRenderer`. A chat template is a program: its time and memory are limited here.
 
 The first line of stdin is the template, the fields of `TemplateSources` as JSON, which is answered by an empty line.
-Each other line is a request, {"messages": [...], "most_characters": N}, and each line of stdout its answer,
-{"text": ...} or {"error": ...} as `errors.pack` describes it. SIGPROF ends the process if a request takes too long. It
-opens no file of the model: what it renders is what the server has held since its start.
+Each other line is a request, {"messages": [...], "most_characters": N, "form": {...}} with the fields of `PromptForm`,
+and each line of stdout its answer, {"text": ...} or {"error": ...} as `errors.pack` describes it. SIGPROF ends the
+process if a request takes too long. It opens no file of the model: what it renders is what the server has held since
+its start.
 """
 
 import json
@@ -16,6 +17,7 @@ from typing import Any, Final
 from ..core.console_log import show_log_as
 from ..core.errors import TkError, pack
 from ..core.process import die_with_parent
+from .chat_context import PromptForm
 from .chat_template import ChatTemplate
 from .template_files import TemplateSources
 
@@ -45,7 +47,8 @@ def _write(line: bytes) -> None:
 
 def _answer(template: Any, request: dict[str, Any]) -> dict[str, Any]:
     try:
-        return {"text": template().prompt(request["messages"], request["most_characters"])}
+        form = PromptForm(**request["form"])
+        return {"text": template().prompt(request["messages"], request["most_characters"], form)}
     except TkError as error:
         return {"error": pack(error)}
 

@@ -8,12 +8,13 @@ import threading
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from ..core.defects import known_or_defect
 from ..core.errors import ConfigError, TkError, WorkerDied, unpack
+from .chat_context import NEW_TURN, PromptForm
 from .chat_process_handle import ChatProcess, ChatProcessEnded
 from .chat_queue import ChatQueue
 from .template_files import TemplateSources
@@ -65,7 +66,13 @@ class ChatRenderer:
         self._num_idle = self._num_slow = 0
         self._is_closing = False
 
-    def submit(self, messages: "Sequence[Message]", most_characters: int, principal: str = "") -> "Future[str]":
+    def submit(
+        self,
+        messages: "Sequence[Message]",
+        most_characters: int,
+        principal: str = "",
+        form: PromptForm = NEW_TURN,
+    ) -> "Future[str]":
         """Returns the future prompt of a conversation, up to the start of the assistant's next turn.
 
         If the future is cancelled, the template is stopped.
@@ -74,13 +81,14 @@ class ChatRenderer:
             messages: the messages; JSON can hold their values.
             most_characters: the largest number of characters of the prompt.
             principal: the caller; callers take turns.
+            form: the form of the prompt.
 
         Raises:
             CheckpointError: (the future) the template is wrong.
             ConfigError: (the future) the template refuses the messages, or takes more time, memory or text than it may.
             WorkerDied: (the future) processes died or hung in all attempts, or the renderer was closed.
         """
-        request = {"messages": messages, "most_characters": most_characters}
+        request = {"messages": messages, "most_characters": most_characters, "form": asdict(form)}
         conversation = _Rendering(request, principal)
         conversation.prompt.add_done_callback(partial(self._end_if_cancelled, weakref.ref(conversation)))
         with self._changed:

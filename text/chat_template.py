@@ -19,10 +19,11 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..core.errors import CheckpointError, ConfigError
-from .chat_context import MARK, NO_CONTEXT, Context
+from .chat_context import MARK, NEW_TURN, NO_CONTEXT, Context, PromptForm
 from .template_files import TemplateSources
 
 Message = Mapping[str, Any]
+_END: Final = "<tk: the end of the message, \ufdd0>"  # with a code point that no text has
 _HAS_MARKS: Final = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 # The names of a message's reasoning, any of which a template may read, as `transformers` gives them.
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
@@ -98,21 +99,42 @@ class ChatTemplate:
             spans = self._turns(messages, context, unlearned, text)
         return Rendered(text, tuple(spans))
 
-    def prompt(self, messages: Sequence[Message], most_characters: int | None = None) -> str:
+    def prompt(
+        self, messages: Sequence[Message], most_characters: int | None = None, form: PromptForm = NEW_TURN
+    ) -> str:
         """Renders a conversation up to the start of the assistant's next turn, special tokens spelled out.
 
+        Where the answer continues the last message, the prompt ends with it: what the template puts behind the message
+        is cut off, found by a mark at its end.
+
         Raises:
-            ConfigError: the template refuses the messages, or makes more characters of them than it may.
+            ConfigError: the template refuses the messages, makes more characters of them than it may, has no place for
+                a variable, or does not show the end of the last message.
         """
-        return self._run(messages, True, NO_CONTEXT, most_characters)[0]
+        context = Context(variables=form.variables)
+        if not form.continues:
+            text = self._run(messages, True, context, most_characters)[0]
+        else:
+            *before, last = messages
+            marked = {**last, "content": f"{last.get('content') or ''}{_END}"}
+            text, *behind = self._run([*before, marked], False, context, most_characters)[0].split(_END)
+            if len(behind) != 1:
+                raise ConfigError("the chat template does not show where the last message ends, so it is not continued")
+        for name in form.variables:
+            if not self._has_name(name, context):
+                raise ConfigError(f"the chat template has no variable {name!r}, so it would be lost")
+        return text
 
     def _source(self, context: Context) -> str:
         return self._sources.default if context.tools is None else self._sources.tool_use or self._sources.default
 
+    def _has_name(self, name: str, context: Context) -> bool:
+        return re.search(rf"\b{re.escape(name)}\b", self._source(context)) is not None
+
     def _check_used(self, messages: Sequence[Message], context: Context, text: str) -> None:
         """Raises ConfigError if the template ignores tools, documents, variables, calls of tools or reasoning."""
         for names, bare_messages, bare_context in _without_each(messages, context):
-            named = any(re.search(rf"\b{re.escape(name)}\b", self._source(context)) for name in names)
+            named = any(self._has_name(name, context) for name in names)
             if not named and self._run(bare_messages, False, bare_context)[0] == text:
                 raise ConfigError(
                     f'the chat template has no place for "{names[0]}", so it would be lost; use a template that has, '

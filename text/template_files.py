@@ -32,7 +32,7 @@ def template_sources(files: TextFiles) -> TemplateSources:
         CheckpointError: neither exists, or a file is damaged.
     """
     config = files.json(CONFIG_FILE)
-    variables = _special_tokens(config)
+    variables = special_tokens(files)
     default = files.text(TEMPLATE_FILE)
     if default is not None:
         return TemplateSources(default, files.text(TOOL_TEMPLATE_FILE) or "", variables)
@@ -47,7 +47,9 @@ def template_sources(files: TextFiles) -> TemplateSources:
     return TemplateSources(default, _named(named, _TOOL_USE) or "", variables)
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+def special_tokens(files: TextFiles) -> dict[str, str]:
+    """Returns the special tokens of tokenizer_config.json as text, by their names there; raises as `TextFiles.json`."""
+    config = files.json(CONFIG_FILE)
     found = {name: config.get(name) for name in _SPECIAL}
     texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in found.items()}
     return {name: token for name, token in texts.items() if isinstance(token, str)}

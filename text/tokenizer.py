@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import tokenizers
 
 from ..core.errors import CheckpointError, ConfigError, InvalidRequest
+from .chat_context import NEW_TURN, PromptForm
 from .library_errors import failing_as
 from .spelling import Spelling
 from .template_files import template_sources
@@ -137,15 +138,15 @@ class Tokenizer:
 
         return ChatTemplate(template_sources(self.files), self.special_tokens)
 
-    def encode_chat(self, messages: "Sequence[Message]") -> list[int]:
-        """Returns the token ids of a conversation up to the start of the assistant's next turn.
+    def encode_chat(self, messages: "Sequence[Message]", form: PromptForm = NEW_TURN) -> list[int]:
+        """Returns the token ids of a conversation up to the start of the assistant's next turn, or of such a form.
 
         Raises:
             CheckpointError: the tokenizer's folder has no chat template.
             ConfigError: the chat template refuses the messages.
         """
         try:
-            prompt = self.chat_template.prompt(messages)
+            prompt = self.chat_template.prompt(messages, form=form)
         except ConfigError as error:
             raise ConfigError(f"{self.folder}: {error}.") from error
         return self.encode(prompt, special_tokens=False)  # the template spells them out

@@ -8,6 +8,7 @@ from ...core.errors import InvalidRequest
 from ...proto.v1 import generation_pb2 as pb
 from ..engine.request.prompts import Conversation, GivenPrompt, GivenPrompts, Prompt, as_prompt, as_prompts
 from ..engine.request.request import Request
+from .chat_wire import chat_to_wire
 from .wire import cache_to_request, params_to_request
 
 _ANY_VOCABULARY: Final = 1 << 32
@@ -28,7 +29,7 @@ def message_for(request: Request) -> pb.GenerateRequest:
         if isinstance(prompt, str):
             message.text = prompt
         elif isinstance(prompt, Conversation):
-            message.chat.messages.extend(pb.ChatMessage(**each) for each in prompt.messages)
+            message.chat.CopyFrom(chat_to_wire(prompt))
         else:
             message.tokens.ids.extend(prompt)
             message.tokens.SetInParent()

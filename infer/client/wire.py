@@ -47,7 +47,7 @@ def field_to_wire(field: str) -> str:
     """Returns the name on the wire of a field that an InvalidRequest names: "top_p" is "sampling.top_p"."""
     if field in OPTIONS:
         return f"{OPTIONS[field].part}.{field}"
-    return f"chat.{field}" if field.startswith("messages") else field
+    return f"chat.{field}" if field.startswith(("messages", "variables")) else field
 
 
 def field_from_wire(field: str) -> str:

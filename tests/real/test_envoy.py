@@ -1,5 +1,6 @@
 """Envoy as examples/deploy configures it, before two servers: TLS, affinity by prefix, a drain without loss."""
 
+import itertools
 import json
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 import yaml
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import GenerationStub
@@ -68,8 +70,8 @@ def servers(tiny: Path) -> Iterator[list[Serving]]:
 
 
 @pytest.fixture
-def proxy(envoy: Path, servers: list[Serving], tmp_path: Path) -> Iterator[Any]:
-    """A stub that calls the servers through Envoy."""
+def channel(envoy: Path, servers: list[Serving], tmp_path: Path) -> Iterator[grpc.Channel]:
+    """A channel to Envoy before the servers."""
     port, admin_port = free_port(), free_port()
     config = write_config(tmp_path, port, admin_port, [serving.target for serving in servers])
     command = [str(envoy), "--config-path", str(config), "--use-dynamic-base-id", "--concurrency", "1"]
@@ -78,10 +80,16 @@ def proxy(envoy: Path, servers: list[Serving], tmp_path: Path) -> Iterator[Any]:
     try:
         wait_healthy(admin_port, len(servers), process, tmp_path / "log")
         with grpc.secure_channel(f"127.0.0.1:{port}", credentials(), options=NAMED) as channel:
-            yield GenerationStub(channel)
+            yield channel
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.fixture
+def proxy(channel: grpc.Channel) -> Any:
+    """A stub that calls the servers through Envoy."""
+    return GenerationStub(channel)
 
 
 def wait_healthy(admin_port: int, count: int, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -108,17 +116,44 @@ def cached(stub: Any, prompt: list[int], prefix: str) -> int:
     return int(answer.usage.cached_tokens)
 
 
-def test_a_prefix_stays_with_its_server_and_prefixes_are_spread(proxy: Any, servers: list[Serving]) -> None:
-    for number in range(8):
-        prompt = [number] * 100
-        assert [cached(proxy, prompt, f"conversation {number}") for _ in range(3)] == [0, 96, 96]
-    homes = []
+def homes(servers: list[Serving], prompts: list[list[int]]) -> list[list[int]]:
+    """Returns the numbers of the prompts that each server has in its cache."""
+    found = []
     for serving in servers:
         with grpc.secure_channel(serving.target, credentials(), options=NAMED) as channel:
             stub: Any = GenerationStub(channel)
-            homes.append([number for number in range(8) if cached(stub, [number] * 100, "") == 96])
-    assert all(homes)
-    assert sorted(homes[0] + homes[1]) == list(range(8))
+            found.append([number for number, prompt in enumerate(prompts) if cached(stub, prompt, "")])
+    return found
+
+
+def test_a_prefix_stays_with_its_server_and_prefixes_are_spread(proxy: Any, servers: list[Serving]) -> None:
+    prompts = [[number] * 100 for number in range(8)]
+    for number, prompt in enumerate(prompts):
+        assert [cached(proxy, prompt, f"conversation {number}") for _ in range(3)] == [0, 96, 96]
+    first, second = homes(servers, prompts)
+    assert first
+    assert second
+    assert sorted(first + second) == list(range(8))
+
+
+def test_a_busy_server_takes_the_calls_of_one_that_has_ended(
+    channel: grpc.Channel, proxy: Any, servers: list[Serving]
+) -> None:
+    """Until Envoy asks for its health again it takes the ended server for an idle one, which balancing prefers."""
+    prompts = [[number] * 40 for number in range(20)]
+    for number, prompt in enumerate(prompts):
+        cached(proxy, prompt, str(number))
+    ended, busy = homes(servers, prompts)
+    health = health_pb2_grpc.HealthStub(channel)
+    watches = []
+    for pair in itertools.islice(zip(itertools.cycle(ended), itertools.cycle(busy), strict=False), 8):
+        for number in pair:
+            watches.append(health.Watch(health_pb2.HealthCheckRequest(), metadata=[("x-tk-prefix", str(number))]))
+            next(watches[-1])
+    servers[0].process.terminate()
+    assert servers[0].wait()[0] == 0
+    for number, prompt in enumerate(prompts):
+        cached(proxy, prompt, str(number))
 
 
 def test_calls_go_on_while_a_server_drains(proxy: Any, servers: list[Serving]) -> None:

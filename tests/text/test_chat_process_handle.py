@@ -21,7 +21,7 @@ Open = Callable[..., ChatProcess]
 
 
 def request(content: str) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": content}], "most_characters": 4 << 20}
+    return {"messages": [{"role": "user", "content": content}], "most_characters": 4 << 20, "form": {}}
 
 
 @pytest.fixture

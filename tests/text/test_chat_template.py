@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from tk.core.errors import CheckpointError, ConfigError
+from tk.text.chat_context import PromptForm
 from tk.text.chat_template import ChatTemplate
 from tk.text.template_files import TemplateSources, template_sources
 from tk.text.tokenizer_files import TextFiles
@@ -113,3 +115,32 @@ def test_a_prompt_ends_where_the_answer_begins() -> None:
     template = ChatTemplate(TemplateSources(source))
     assert template.prompt([{"role": "user", "content": "hi"}]) == "[user]hi[>]"
     assert template.render([{"role": "user", "content": "hi"}]).text == "[user]hi"
+
+
+@pytest.mark.parametrize("content", ["Sure: ", "", "a</s>\n\tb", "said twice said", "☃ "])
+@pytest.mark.parametrize("end", ["{{ eos_token }}\n", "", "{% if not loop.last %}[next]{% endif %}[end]"])
+def test_an_answer_continues_the_last_message(content: str, end: str) -> None:
+    source = EACH + "[{{ m.role }}] {{ m.content | trim }}" + end + PROMPT
+    template = ChatTemplate(TemplateSources(source, variables={"eos_token": "</s>"}))
+    messages = [{"role": "user", "content": content}, {"role": "assistant", "content": content}]
+    prompt = template.prompt(messages, form=PromptForm(continues=True))
+    assert prompt.endswith(f"[assistant] {content.lstrip()}")
+    if content:  # transformers does not find the end of an empty message
+        oracle, _ = render_jinja_template(
+            [messages], chat_template=source, continue_final_message=True, eos_token="</s>"
+        )
+        assert prompt.rstrip() == oracle[0].rstrip()
+
+
+def test_a_last_message_without_an_end_is_not_continued() -> None:
+    for source in (EACH + "{{ m.content[:3] }}{% endfor %}", EACH + "{{ m.content }}{{ m.content }}{% endfor %}"):
+        with pytest.raises(ConfigError, match="does not show where the last message ends"):
+            ChatTemplate(TemplateSources(source)).prompt(CONVERSATION[:2], form=PromptForm(continues=True))
+
+
+def test_variables_of_a_prompt() -> None:
+    template = ChatTemplate(TemplateSources("{{ 'thinks' if enable_thinking else 'says' }}"))
+    assert template.prompt(CONVERSATION, form=PromptForm(variables={"enable_thinking": True})) == "thinks"
+    assert template.prompt(CONVERSATION, form=PromptForm(variables={"enable_thinking": False})) == "says"
+    with pytest.raises(ConfigError, match="no variable 'enable_thought'"):
+        template.prompt(CONVERSATION, form=PromptForm(variables={"enable_thought": True}))

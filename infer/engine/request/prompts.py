@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 from operator import index
 from typing import Any, Final, Protocol
 
 from ....core.errors import InvalidRequest, PromptTooLong
+from ....text.chat_context import NEW_TURN, RESERVED, PromptForm
 from .sampling_params import SamplingParams
 
 MAX_CHAT_MESSAGES: Final = 1024
@@ -19,12 +20,17 @@ class Conversation:
 
     Attributes:
         messages: the messages, oldest first, each with "role" and "content".
+        continues: whether the answer continues the last message, which is the assistant's.
+        variables: variables of the chat template, by name; JSON can hold their values.
 
     Raises:
-        InvalidRequest: there are none or too many, or one has other keys, or values that are no text.
+        InvalidRequest: there are none or too many, or one has other keys, or values that are no text; the last one
+            that shall be continued is not the assistant's; a variable has the name of one that every template has.
     """
 
     messages: Sequence[Mapping[str, str]]
+    continues: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_num_messages(len(self.messages))
@@ -34,6 +40,19 @@ class Conversation:
                     f'Message {number} is {described(message)}; it must be {{"role": TEXT, "content": TEXT}}.',
                     field=f"messages[{number}]",
                 )
+        if self.continues and self.messages[-1]["role"] != "assistant":
+            raise InvalidRequest(
+                f"The last message is of role {self.messages[-1]['role'][:40]!r}; only one of the assistant's can be "
+                "continued.",
+                field="messages",
+            )
+        if taken := sorted(RESERVED & self.variables.keys()):
+            raise InvalidRequest(f"{taken[0]} is a variable that the request itself sets.", field="variables")
+
+    @property
+    def form(self) -> PromptForm:
+        """The form of the prompt."""
+        return PromptForm(self.continues, self.variables)
 
 
 Prompt = str | tuple[int, ...] | Conversation
@@ -50,7 +69,7 @@ class Encoder(Protocol):
     def encode_pair(self, prompt: str, continuation: str) -> tuple[list[int], int]:
         """Returns the token ids of two texts as one, and how many of them are wholly in the prompt."""
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], form: PromptForm = NEW_TURN) -> list[int]:
         """Returns the token ids of a conversation."""
 
 
@@ -159,7 +178,7 @@ def prompt_tokens(tokenizer: Encoder | None, prompt: Prompt, special_tokens: boo
     if tokenizer is None:
         raise InvalidRequest("The checkpoint has no tokenizer.json; give token ids.", field="prompt")
     if isinstance(prompt, Conversation):
-        return tuple(tokenizer.encode_chat(prompt.messages))
+        return tuple(tokenizer.encode_chat(prompt.messages, prompt.form))
     return tuple(tokenizer.encode(prompt, special_tokens=special_tokens))
 
 

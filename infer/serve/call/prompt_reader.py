@@ -12,7 +12,7 @@ from ...engine.request.prompts import Conversation, check_length
 from ...engine.request.score import split_tokens
 from ..engine_protocol import EngineProtocol, TokenizerProtocol
 from ..errors import NoChatTemplate, NoTokenizer
-from .checks import check_score_size, check_text
+from .checks import check_score_size, check_text, check_text_size
 
 
 class PromptReader:
@@ -58,6 +58,17 @@ class PromptReader:
         check_text(text, tokenizer.longest_token_bytes, self._engine.info, field)
         return tokenizer.encode(text, special_tokens=special_tokens)
 
+    async def text_of(self, ids: Sequence[int]) -> str:
+        """Returns the text of token ids, special tokens spelled out.
+
+        Raises:
+            NoTokenizer: the checkpoint has no tokenizer.
+            InvalidRequest: there are more ids than the text of an answer may have.
+        """
+        tokenizer = self.tokenizer
+        check_text_size(len(ids), tokenizer.longest_token_bytes)
+        return await asyncio.to_thread(lambda: tokenizer.decode(list(ids), skip_special_tokens=False))
+
     async def of_chat(self, chat: Conversation, principal: str = "") -> list[int]:
         """Returns the tokens of a conversation up to the start of the answer, by the checkpoint's chat template.
 
@@ -76,7 +87,7 @@ class PromptReader:
         """
         longest = self._engine.info.max_model_len * self.tokenizer.longest_token_bytes
         try:
-            text = await asyncio.wrap_future(self._renderer.submit(list(chat.messages), longest, principal))
+            text = await asyncio.wrap_future(self._renderer.submit(list(chat.messages), longest, principal, chat.form))
         except CheckpointError as error:
             raise NoChatTemplate(
                 "The served checkpoint has no chat template that can be used; send text or token ids."

@@ -14,6 +14,7 @@ import logging
 import re
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, Final
 
 from ....core.errors import InvalidRequest, TkError
@@ -147,7 +148,7 @@ def _prompt_in_json(prompt: GivenPrompt) -> str | dict[str, Any]:
         case str():
             return prompt
         case Conversation():
-            return {"messages": [dict(message) for message in prompt.messages]}
+            return {"messages": [dict(message) for message in prompt.messages], **asdict(prompt.form)}
     return {"ids": list(prompt)}
 
 

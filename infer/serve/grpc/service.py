@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 from ....core.errors import InvalidRequest
 from ....proto.v1 import generation_pb2 as pb
 from ....proto.v1 import generation_pb2_grpc as pb_grpc
+from ...client.chat_wire import chat_from_wire
 from ...client.wire import (
     cache_from_request,
     completion_to_wire,
@@ -18,12 +19,12 @@ from ...client.wire import (
     params_from_request,
     score_to_wire,
 )
-from ...engine.request.prompts import Conversation, GivenPrompt
+from ...engine.request.prompts import GivenPrompt
 from ...engine.request.request import Request
 from ...engine.request.score import score_request
 from ...engine.request.streams import EventStream
 from ..call.call import RequestRunner, converted
-from ..call.checks import check_counts, check_text_size, check_top
+from ..call.checks import check_counts, check_top
 from .calls import GrpcCall
 
 GENERATION: Final = pb.DESCRIPTOR.services_by_name["Generation"]
@@ -72,10 +73,7 @@ class GenerationService(pb_grpc.GenerationServicer):
 
     async def Detokenize(self, request: pb.TokenIds, call: GrpcCall) -> pb.DetokenizeResponse:
         self._runner.lifecycle.check_loaded()
-        tokenizer = self._runner.prompts.tokenizer
-        check_text_size(len(request.ids), tokenizer.longest_token_bytes)
-        text = await asyncio.to_thread(lambda: tokenizer.decode(list(request.ids), skip_special_tokens=False))
-        return pb.DetokenizeResponse(text=text)
+        return pb.DetokenizeResponse(text=await self._runner.prompts.text_of(request.ids))
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, call: GrpcCall) -> pb.ModelInfo:
         self._runner.lifecycle.check_loaded()
@@ -129,7 +127,7 @@ def prompt_of(message: pb.GenerateRequest) -> GivenPrompt:
             ids: Sequence[int] = message.tokens.ids
             return ids
         case "chat":
-            return Conversation([{"role": each.role, "content": each.content} for each in message.chat.messages])
+            return chat_from_wire(message.chat)
     raise InvalidRequest("The request has no prompt; set text, tokens or chat.", field="prompt")
 
 

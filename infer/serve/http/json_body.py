@@ -145,10 +145,10 @@ class Fields:
         """Takes a field of any type; None if it is unset."""
         return self._left.pop(name, None)
 
-    def only(self, name: str, right: Any) -> None:
-        """Takes a field of which this server knows one value, that of a field that is unset."""
+    def only(self, name: str, *right: Any) -> None:
+        """Takes a field of which this server knows some values, which ask for what a field that is unset does."""
         value = self.anything(name)
-        if value is not None and (value != right or isinstance(value, bool) != isinstance(right, bool)):
+        if value is not None and all(value != one or isinstance(value, bool) != isinstance(one, bool) for one in right):
             raise self._refused(name, is_known=True)
 
     def refuse_rest(self, not_built: frozenset[str] = frozenset()) -> None:

@@ -34,7 +34,6 @@ _PARAMS: Final[Mapping[str, str]] = MappingProxyType(
         "min_new_tokens": "min_tokens",
         "json_schema": "response_format",
         "text": "prompt",
-        "tokens": "prompt",
         "chat": "messages",
     }
 )

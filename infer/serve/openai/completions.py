@@ -8,8 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from ...engine.request.completion import Completion, CompletionBuilder
-from ...engine.request.events import Delta, Finished, PromptLogprobs, SentEvent, Started, Usage
+from ...engine.request.completion import Choice, Completion, CompletionBuilder
+from ...engine.request.events import Delta, Finished, PromptLogprobs, SentEvent, Started, TokenLogprob, Usage
+from ...engine.request.prompts import Conversation
+from ...engine.request.request import Request
 from ...engine.request.streams import EventStream
 from ..call.call import RequestRunner, ServerCall, converted, ended_by
 from ..call.request_ids import METADATA_KEY
@@ -20,6 +22,7 @@ from ..http.json_body import JSON, dumped, parsed
 from ..http.problems import HttpProblem
 from ..metrics.request_record import RequestRecord
 from .dialects import CompletionCall, Dialect, read_call, reason_of
+from .echo import Echo
 
 TIMEOUT_HEADER: Final = "x-request-timeout"
 Numbered = tuple[int, SentEvent]  # an event, after the number of its request
@@ -47,9 +50,18 @@ class Completions:
             call.describe(*(each.prompt for each in asked.requests))
             async with call.run(*asked.requests) as streams, aclosing(_events(streams, call.record)) as events:
                 model = asked.requests[0].adapter or self._runner.engine.info.name
-                answer = _Answer(self._dialect, asked, model, request.id, await anext(events))
+                echoes = [await self._echo(each, asked) for each in asked.requests] if asked.has_echo else []
+                answer = _Answer(self._dialect, asked, model, request.id, await anext(events), echoes)
                 finish = await (answer.stream if asked.is_streamed else answer.whole)(events, reply)
         await finish()  # a client that takes its time is not late
+
+    async def _echo(self, asked: Request, call: CompletionCall) -> Echo:
+        """Returns the prompt that begins the text of a request's samples."""
+        prompt, tokenizer = asked.prompt, self._runner.engine.tokenizer
+        assert not isinstance(prompt, Conversation), "a chat has no echo"
+        if not isinstance(prompt, str):
+            prompt = "" if tokenizer is None else await asyncio.to_thread(tokenizer.decode, list(prompt))
+        return Echo(prompt, call.is_prompt_only)
 
 
 def _with_adapter(asked: CompletionCall, engine: EngineProtocol) -> CompletionCall:
@@ -97,10 +109,18 @@ async def _pump(number: int, stream: EventStream, queue: asyncio.Queue[Numbered 
 
 
 class _Answer:
-    """The answer to one call, from its first event on."""
+    """The answer to one call, from its first event on; `echoes` has the echo of each request, or nothing."""
 
-    def __init__(self, dialect: Dialect, asked: CompletionCall, model: str, name: str, first: Numbered) -> None:
-        self._dialect, self._asked, self._first = dialect, asked, first
+    def __init__(
+        self,
+        dialect: Dialect,
+        asked: CompletionCall,
+        model: str,
+        name: str,
+        first: Numbered,
+        echoes: Sequence[Echo],
+    ) -> None:
+        self._dialect, self._asked, self._first, self._echoes = dialect, asked, first, echoes
         self._samples, self._has_logprobs = asked.params.n, asked.params.logprobs is not None
         event = first[1]
         assert isinstance(event, Started), "the first event of a request"
@@ -126,11 +146,23 @@ class _Answer:
         choices = [
             self._dialect.whole(choice, number * self._samples + choice.index, self._has_logprobs)
             for number, completion in enumerate(completions)
-            for choice in completion.choices
+            for choice in self._echoed(number, completion)
         ]
-        usage = _usage([completion.usage for completion in completions])
+        usage = _usage([self._counted(completion.usage) for completion in completions])
         answer = {**self._common, "object": self._dialect.whole_object, "choices": choices, "usage": usage}
         return dumped(answer)
+
+    def _echoed(self, number: int, completion: Completion) -> Sequence[Choice]:
+        """Returns the samples of a request, with its prompt before them if that is wanted."""
+        if not self._echoes:
+            return completion.choices
+        echo = self._echoes[number]
+        prompt = echo.entries(completion.prompt_logprobs)
+        return [echo.before(choice, prompt) for choice in completion.choices]
+
+    def _counted(self, usage: Usage) -> Usage:
+        """Returns the numbers of tokens that the caller has of a request."""
+        return replace(usage, completion_tokens=0) if self._asked.is_prompt_only else usage
 
     async def stream(self, events: AsyncIterator[Numbered], reply: HttpConnection) -> Finish:
         """Sends the answer in chunks; returns what sends its end."""
@@ -149,25 +181,40 @@ class _Answer:
 
     async def _send(self, numbered: Numbered, reply: HttpConnection) -> None:
         number, event = numbered
+        indexes = range(number * self._samples, (number + 1) * self._samples)
         if isinstance(event, Started):
-            indexes = range(number * self._samples, (number + 1) * self._samples)
-            choices = [choice for index in indexes if (choice := self._dialect.opening(index)) is not None]
+            opened = [choice for index in indexes if (choice := self._dialect.opening(index)) is not None]
+            choices = [*opened, *self._prompt(number, event.prompt_logprobs, is_first=True)]
         elif isinstance(event, PromptLogprobs):
-            choices = []  # neither dialect has them
+            choices = self._prompt(number, event.logprobs)
         else:
-            made = self._choice(event, number, number * self._samples + event.index)
+            made = self._choice(event, number, indexes[event.index])
             choices = [] if made is None else [made]
         for choice in choices:
             await reply.event(self._chunk([choice]))
 
+    def _prompt(self, number: int, scores: Sequence[TokenLogprob], is_first: bool = False) -> list[dict[str, Any]]:
+        """Returns the chunks of a part of a prompt, one for each sample; none where it is not wanted."""
+        if not self._echoes:
+            return []
+        echo = self._echoes[number]
+        text, entries = echo.text if is_first else "", echo.entries(scores)
+        logprobs = self._dialect.logprobs(entries) if self._has_logprobs else None
+        return [
+            self._dialect.chunk(number * self._samples + each, text, logprobs, None) for each in range(self._samples)
+        ]
+
     def _choice(self, event: Delta | Finished, number: int, index: int) -> dict[str, Any] | None:
         """Returns the chunk of an event; None if there is nothing in it to send yet."""
         if isinstance(event, Finished):
-            self._count(number, event.usage)
+            self._count(number, self._counted(event.usage))
             return self._dialect.chunk(index, "", None, reason_of(event.reason))
+        if self._asked.is_prompt_only:
+            return None
         logprobs = None
         if self._has_logprobs:
-            logprobs = self._dialect.logprobs(event.logprobs)
+            entries = self._echoes[number].later(event.logprobs) if self._echoes else event.logprobs
+            logprobs = self._dialect.logprobs(entries)
         return self._dialect.chunk(index, event.text, logprobs, None) if event.text or logprobs else None
 
     def _count(self, number: int, usage: Usage) -> None:

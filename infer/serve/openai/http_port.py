@@ -21,6 +21,7 @@ from .adapter_calls import AdapterCalls
 from .completions import Completions
 from .dialects import ChatDialect, TextDialect
 from .page.files import page_routes
+from .tokenizer_calls import TokenizerCalls
 
 _MODELS: Final = "/v1/models/"  # followed by the name of one
 # The names of fields in errors, which the log may have.
@@ -30,6 +31,8 @@ NAMES: Final = frozenset(
         *("name", "prompt", "response_format", "schema", "stream", "stream_options", "strict", "top_logprobs", "type"),
         *("load_inplace", "lora_int_id", "lora_name", "lora_path"),
         *("best_of", "echo", "functions", "suffix", "tool_choice", "tools"),
+        *("add_generation_prompt", "add_special_tokens", "cache_salt", "chat_template_kwargs", "tokens"),
+        *("continue_final_message", "return_token_strs", "structured_outputs", "choice", "json", "regex", "grammar"),
     )
 )
 
@@ -48,7 +51,7 @@ def http_port_of(options: ServerOptions) -> Listener:
 
 def routes_of(runner: RequestRunner, metrics: MetricsCollector, adapters: AdapterCalls) -> Mapping[str, HttpRoute]:
     """Returns the routes of the served model by their paths."""
-    lifecycle = runner.lifecycle
+    lifecycle, tokenizer = runner.lifecycle, TokenizerCalls(runner)
 
     async def health(request: HttpRequest, call: ServerCall, reply: HttpConnection) -> None:
         is_serving = lifecycle.state is ServerState.SERVING
@@ -81,6 +84,9 @@ def routes_of(runner: RequestRunner, metrics: MetricsCollector, adapters: Adapte
         _MODELS: HttpRoute(one_model),
         "/v1/load_lora_adapter": HttpRoute(adapters.load, "POST", ADMIN),
         "/v1/unload_lora_adapter": HttpRoute(adapters.unload, "POST", ADMIN),
+        "/tokenize": HttpRoute(tokenizer.tokenize, "POST"),
+        "/detokenize": HttpRoute(tokenizer.detokenize, "POST"),
+        "/tokenizer_info": HttpRoute(tokenizer.info),
         "/v1/completions": HttpRoute(Completions(runner, TextDialect()), "POST"),
         "/v1/chat/completions": HttpRoute(Completions(runner, ChatDialect()), "POST"),
     }

@@ -33,6 +33,7 @@ from tk.infer.serve.app import Server
 from tk.infer.serve.engine_protocol import EngineProtocol
 from tk.infer.serve.http.metrics_port import metrics_port_of
 from tk.infer.serve.options import ServerOptions
+from tk.text.chat_context import NEW_TURN, PromptForm
 from tk.text.tokenizer import Tokenizer
 from tk.text.tokenizer_files import TextFiles
 
@@ -73,7 +74,7 @@ class ByteTokenizer:
     def encode_pair(self, prompt: str, continuation: str) -> tuple[list[int], int]:
         return self.encode(prompt + continuation), len(self.encode(prompt))
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], form: PromptForm = NEW_TURN) -> list[int]:
         raise AssertionError("the server renders conversations itself")
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -216,6 +216,13 @@ def test_a_conversation_has_the_same_tokens_everywhere(
         from_chat, from_ids = client.generate([Conversation(messages), ids], GREEDY)
         streamed = [token for delta in client.stream(Conversation(messages), GREEDY) for token in delta.token_ids]
     assert from_chat.usage.prompt_tokens == len(ids)
+    begun = [*messages, {"role": "assistant", "content": "Sure, "}]
+    ids = expected.apply_chat_template(begun, continue_final_message=True, return_dict=False)
+    with Client(shared.target) as client, LLM(model) as llm:
+        talk = Conversation(begun, continues=True)
+        answers = [llm.generate(talk, GREEDY)[0], *client.generate([talk, ids], GREEDY)]
+    assert len({answer.token_ids for answer in answers}) == 1
+    assert {answer.usage.prompt_tokens for answer in answers} == {len(ids)}
     assert from_chat.token_ids == from_ids.token_ids == tuple(streamed)
     texts = []
     for source in (str(model), shared.target):

@@ -18,6 +18,7 @@ from tk.infer.engine.request.prompts import (
     prompt_tokens,
 )
 from tk.infer.engine.request.sampling_params import SamplingParams
+from tk.text.chat_context import NEW_TURN, PromptForm
 
 
 class Letters:
@@ -29,7 +30,7 @@ class Letters:
     def encode_pair(self, prompt: str, continuation: str) -> tuple[list[int], int]:
         return self.encode(prompt + continuation), 1 + len(prompt)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], form: PromptForm = NEW_TURN) -> list[int]:
         return [len(messages), *(ord(letter) for message in messages for letter in message["content"])]
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tk.core.errors import InvalidRequest
 from tk.infer.engine.request.score import score_request, split_tokens
+from tk.text.chat_context import NEW_TURN, PromptForm
 
 
 class PairTokenizer:
@@ -21,7 +22,7 @@ class PairTokenizer:
         ends = list(itertools.accumulate(token != 0 and 1 + (token == 1) for token in ids))
         return ids, sum(end <= len(prompt) for end in ends)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], form: PromptForm = NEW_TURN) -> list[int]:
         return [len(messages), *(ord(letter) for message in messages for letter in message["content"])]
 
 

@@ -82,7 +82,7 @@ def test_every_call_has_one_line_and_refusals_are_counted_once(
     server.ask("/load", headers=known)
     server.ask("/nothing", headers=known)
     server.ask(path, b"{", known)
-    server.ask(path, {"prompt": "hi", "tools": []}, known)
+    server.ask(path, {"prompt": "hi", "tools": [{}]}, known)
     server.ask(path, {"prompt": ["hi", []]}, known)  # the first of two is admitted, the second is not
     server.ask("/v1/models/other", headers=known)
     ids = list[str]()

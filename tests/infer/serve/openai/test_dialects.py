@@ -23,7 +23,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}], "prompt": None}
         ({"prompt": None}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
-        ({"prompt": ["a"] * 17}, "prompt"),
+        ({"prompt": ["a"] * 129}, "prompt"),
         ({"prompt": [True]}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": ["a", 5]}, "prompt"),
@@ -36,7 +36,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}], "prompt": None}
         ({"top_p": 1.5}, "top_p"),
         ({"n": 0}, "n"),
         ({"n": 1.5}, "n"),
-        ({"n": 16, "prompt": ["a", "b", "c"]}, "n"),
+        ({"n": 16, "prompt": ["a"] * 9}, "n"),
         ({"seed": -1}, "seed"),
         ({"seed": 2**64}, "seed"),
         ({"max_tokens": 0}, "max_tokens"),
@@ -56,25 +56,18 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}], "prompt": None}
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {}}, "stream_options"),
         ({"stream": True, "stream_options": {"every": 1}}, "stream_options.every"),
-        ({"echo": True}, "echo"),
+        ({"echo": "yes"}, "echo"),
         ({"best_of": 2}, "best_of"),
-        ({"suffix": "x"}, "suffix"),
-        ({"tools": []}, "tools"),
-        ({"functions": []}, "functions"),
         ({"colour": "red"}, "colour"),
         ({"model": 5}, "model"),
-        ({"response_format": {"type": "xml"}}, "response_format.type"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
-        ({"response_format": {"type": "json_object", "more": 1}}, "response_format.more"),
         (CHAT | {"messages": None}, "messages"),
         (CHAT | {"messages": [5]}, "messages"),
         (CHAT | {"messages": [{"content": "hi"}]}, "messages[0].role"),
         (CHAT | {"messages": [{"role": "user"}]}, "messages[0].content"),
-        (CHAT | {"messages": [{"role": "user", "content": "hi", "name": "x"}]}, "messages[0].name"),
+        (CHAT | {"messages": [{"role": "user", "content": "hi", "name": 5}]}, "messages[0].name"),
         (CHAT | {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
-        (CHAT | {"tools": []}, "tools"),
-        (CHAT | {"tool_choice": "auto"}, "tool_choice"),
+        (CHAT | {"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages[0].tool_calls"),
+        (CHAT | {"echo": True}, "echo"),
         (CHAT | {"top_logprobs": 3}, "top_logprobs"),
         (CHAT | {"logprobs": 3}, "logprobs"),
     ],
@@ -86,11 +79,6 @@ def test_a_wrong_field_is_refused_by_name(
     answer = server.ask(path, {"prompt": "hi", **fields})
     assert (answer.status, answer.error["param"]) == (400, param), answer.body
     assert engine.requests == []
-
-
-def test_fields_that_ask_for_nothing_new_are_taken(server: HttpServerThread) -> None:
-    body = {"prompt": "hi", "echo": False, "best_of": 2, "n": 2, "tools": None, "response_format": {"type": "text"}}
-    assert server.ask("/v1/completions", body).status == 200
 
 
 def test_every_option_reaches_the_engine(server: HttpServerThread, engine: FakeEngine) -> None:

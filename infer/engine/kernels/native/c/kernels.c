@@ -21,44 +21,57 @@ static int64_t panels_to_take(const struct model *m, int64_t rows, int64_t panel
     return rows <= GROUP_ROWS || eighth < GROUP_PANELS ? GROUP_PANELS : eighth;
 }
 
-// Multiplies the rows that have an adapter by A of their own, each slice on its own: all threads take tiles in turn,
-// and wait for each other. Returns what to add to the product with the weight; its model is NULL if there is nothing.
-static struct addition adapters_of(const struct model *m, const struct operation *op, const float *x, int64_t x_stride,
-                                   int32_t thread) {
-    if (!op->adapters || !m->step.num_adapted) return (struct addition){0};
+// Multiplies some rows by `panels` panels of A of their adapter, from panel number n of its slices on, and scales them.
+static void multiply_low(const struct model *m, const struct adapter *adapter, const float *x, int64_t x_stride,
+                         int64_t r, int64_t rows, int64_t n, int64_t panels) {
+    const struct matrix *w = &adapter->down;
+    int64_t all = (w->out + PANEL - 1) / PANEL, slice = n / all, panel = n % all, columns = w->in / w->slices;
+    float *to = m->low + r * m->low_stride + n * PANEL;
+    multiply_panels(w->format, x + r * x_stride + slice * columns, x_stride, rows,
+                    (const char *)w->data + panel * w->panel_bytes + slice * (w->panel_bytes / w->slices),
+                    w->panel_bytes, panels, (columns + 1) / 2, to, m->low_stride, NULL, 0);
+    for (; rows--; to += m->low_stride)
+        for (int64_t c = 0; c < panels * PANEL; c += VW)
+            v_store(to + c, v_load(to + c) * v_load(adapter->scales + panel * PANEL + c));
+}
+
+// Whether rows of the step have an adapter beside a weight.
+INLINE int is_adapted(const struct model *m, const struct operation *op) { return op->adapters && m->step.num_adapted; }
+
+// Multiplies the rows that have an adapter by A of their own, each slice on its own. Threads take tiles in turn: of few
+// rows several panels side by side, whose sums hide the latency of a fused product.
+static void multiply_downs(const struct model *m, const struct operation *op, const float *x, int64_t x_stride,
+                           int32_t thread) {
     int64_t tiles = 0;
-    for (int64_t i = 0; i < m->step.num_adapted; i++) {
+    for (int64_t i = 0; is_adapted(m, op) && i < m->step.num_adapted; i++) {
         const struct adapted_rows *held = &m->step.adapted[i];
         const struct adapter *adapter = op->adapters + held->slot;
-        const struct matrix *w = &adapter->down;
-        int64_t panels = (w->out + PANEL - 1) / PANEL, columns = w->out ? w->in / w->slices : 0;
-        for (int64_t n = 0, parts = panels * w->slices; n < parts; n++)
+        int64_t panels = (adapter->down.out + PANEL - 1) / PANEL, parts = panels * adapter->down.slices;
+        int64_t wide = held->last - held->first <= 2 ? TAKEN_PANELS : 1;
+        for (int64_t n = 0, some; n < parts; n += some) {
+            some = least(wide, panels - n % panels);
             for (int64_t r = held->first, count; r < held->last; r += count) {
-                count = least(MOST_ROWS, held->last - r);
-                if (tiles++ % m->threads != thread) continue;
-                int64_t slice = n / panels, panel = n % panels;
-                float *to = m->low + r * m->low_stride + n * PANEL;
-                multiply_panels(w->format, x + r * x_stride + slice * columns, x_stride, count,
-                                (const char *)w->data + panel * w->panel_bytes + slice * (w->panel_bytes / w->slices),
-                                w->panel_bytes, 1, (columns + 1) / 2, to, m->low_stride, NULL, 0);
-                for (int64_t c = 0; c < count * PANEL; c++)
-                    to[c / PANEL * m->low_stride + c % PANEL] *= adapter->scales[panel * PANEL + c % PANEL];
+                count = rows_of_tile(held->last - r);
+                if (tiles++ % m->threads == thread) multiply_low(m, adapter, x, x_stride, r, count, n, some);
             }
+        }
     }
-    tk_barrier(m->pool);
-    return (struct addition){m, op->adapters, 0};
 }
 
 // Multiplies rows by the weight of an operation, and by the adapters beside it. Threads take panels, of gate and up
 // each a pair, as they become free, one block of rows after the other, and apply the activation to what they have
-// multiplied.
+// multiplied. They wait for what others have prepared just before they read it.
 static void product(const struct model *m, const struct operation *op, const float *x, int64_t x_stride, int64_t rows,
                     float *out, int64_t out_stride, int32_t thread) {
     if (!rows) return;
     const struct matrix *w = &op->matrix;
-    struct addition adapted = adapters_of(m, op, x, x_stride, thread), *addition = adapted.model ? &adapted : NULL;
-    const uint16_t *rounded = rounded_for(m, op, x, x_stride, rows, thread);
-    const float *spread = spread_for(m, w, x, x_stride, rows, thread);
+    int shared = 0;
+    multiply_downs(m, op, x, x_stride, thread);
+    const uint16_t *rounded = rounded_for(m, op, x, x_stride, rows, thread, &shared);
+    const float *spread = spread_for(m, w, x, x_stride, rows, thread, &shared);
+    struct addition adapted = {.model = m, .adapters = op->adapters}, *addition = is_adapted(m, op) ? &adapted : NULL;
+    if (addition || shared) adapted.arrival = tk_arrive(m->pool);
+    if (shared) tk_await(m->pool, adapted.arrival);
     const struct operation *gate = gates(op) ? op + 1 : NULL;
     int64_t groups = gate && gate->variant == 0 ? 2 : 1, units = (w->out + PANEL - 1) / PANEL / groups;
     int64_t block = least(rows, rounded ? rounded_rows_together(w) : rows_together(w->in, rows));
@@ -85,6 +98,7 @@ static void product(const struct model *m, const struct operation *op, const flo
             }
             if (gate) gate_panels(m, gate, r, r + count, low, low + next - first);
         }
+    if (addition) tk_await(m->pool, adapted.arrival);  // a thread that found nothing to add, too
 }
 
 static void multiply_rows(const struct model *m, const struct operation *op, int32_t thread) {

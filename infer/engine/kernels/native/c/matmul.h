@@ -110,6 +110,7 @@ typedef void (*tile_function)(const float *x, int64_t x_stride, const char *w, i
     }
 #define TILES(format)                       \
     TILE(1, 4, format, tile_##format##_1_4) \
+    TILE(1, 2, format, tile_##format##_1_2) \
     TILE(2, 2, format, tile_##format##_2_2) \
     TILE(1, 1, format, tile_##format##_1_1) \
     TILE(2, 1, format, tile_##format##_2_1) \
@@ -143,8 +144,8 @@ TILES(FP16)
 MORE_TILES(FP16)
 static const tile_function NARROW_TILES[3][MOST_ROWS] = {
     {NARROW(FP32) MORE_NARROW(FP32)}, {NARROW(BF16) MORE_NARROW(BF16)}, {NARROW(FP16) MORE_NARROW(FP16)}};
-static const tile_function WIDE_TILES[3][2] = {
-    {tile_FP32_1_4, tile_FP32_2_2}, {tile_BF16_1_4, tile_BF16_2_2}, {tile_FP16_1_4, tile_FP16_2_2}};
+#define WIDE(format) tile_##format##_1_4, tile_##format##_1_2, tile_##format##_2_2
+static const tile_function WIDE_TILES[3][3] = {{WIDE(FP32)}, {WIDE(BF16)}, {WIDE(FP16)}};
 
 // Cuts the rows that are left into tiles of nearly equal size: a tile of one or two rows is slow.
 INLINE int64_t rows_of_tile(int64_t left) {
@@ -164,13 +165,13 @@ static void multiply_panels(int format, const float *x, int64_t x_stride, int64_
                             int64_t panel_bytes, int64_t panels, int64_t pairs, float *out, int64_t out_stride,
                             const float *bias, int add) {
     for (int64_t p = 0; p < panels;) {
-        int wide = rows == 1 && panels - p >= 4 ? 4 : rows == 2 && panels - p >= 2 ? 2 : 1;
+        int wide = rows == 1 && panels - p >= 4 ? 4 : rows <= 2 && panels - p >= 2 ? 2 : 1;
         const char *panel = w + p * panel_bytes;
         const float *panel_bias = bias ? bias + p * PANEL : NULL;
         float *to = out + p * PANEL;
         if (wide > 1)
-            WIDE_TILES[format][rows - 1](x, x_stride, panel, panel_bytes, pairs, to, out_stride, panel_bias, add,
-                                         (struct ahead){panel, 0});
+            WIDE_TILES[format][wide == 4 ? 0 : rows](x, x_stride, panel, panel_bytes, pairs, to, out_stride, panel_bias,
+                                                     add, (struct ahead){panel, 0});
         // The tiles of a panel fetch the one behind it, a part each: its reads overlap with sums.
         int64_t tiles = (rows + MOST_ROWS - 1) / MOST_ROWS, part = panel_bytes / tiles;
         struct ahead ahead = {panel + panel_bytes, part / pairs};
@@ -188,6 +189,7 @@ struct addition {
     const struct model *model;
     const struct adapter *adapters;  // of the operation, by slot
     int64_t row;                     // the first row of the product, among those of the step
+    uint32_t arrival;                // that of this thread: the others' A x is there when all have arrived
 };
 
 // Adds the products of one slice with B of an adapter, of one expert, to `rows` rows, panels [first, last); `out`
@@ -212,8 +214,10 @@ static void add_factors(const struct model *m, const struct adapter *adapter, in
 // slice gets the change of the bias, too. NULL adds nothing.
 static void add_adapters(const struct addition *a, int slice, int64_t r, int64_t rows, int64_t first, int64_t last,
                          float *out, int64_t out_stride) {
-    const struct step *step = a ? &a->model->step : NULL;
-    for (int64_t i = 0; a && i < step->num_adapted; i++) {
+    if (!a) return;
+    const struct step *step = &a->model->step;
+    tk_await(a->model->pool, a->arrival);
+    for (int64_t i = 0; i < step->num_adapted; i++) {
         const struct adapted_rows *held = &step->adapted[i];
         const struct adapter *adapter = a->adapters + held->slot;
         int64_t from = a->row + r, to = from + rows, begin = held->first > from ? held->first : from,

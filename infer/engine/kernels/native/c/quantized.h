@@ -57,17 +57,17 @@ static void spread_row(const struct matrix *w, const float *x, float *to) {
     }
 }
 
-// Returns the rows as products with a quantized weight take them: all threads spread their shares and wait for each
-// other, or, of few rows, all for themselves. NULL: the weight is not quantized.
+// Returns the rows as products with a quantized weight take them: all threads spread their shares, and `shared` becomes
+// 1, or, of few rows, all for themselves. NULL: the weight is not quantized.
 static const float *spread_for(const struct model *m, const struct matrix *w, const float *x, int64_t x_stride,
-                               int64_t rows, int32_t thread) {
+                               int64_t rows, int32_t thread, int *shared) {
     if (!rows || !is_quantized(w)) return NULL;
     int64_t floats = spread_floats(w);
     int alone = rows <= FEW_SPREAD_ROWS && 2 * rows * floats * m->threads <= m->rounded_values;
     float *to = (float *)m->rounded + (alone ? thread * rows * floats : 0);
     struct share mine = alone ? (struct share){0, rows} : share_of(m, rows, thread);
     for (int64_t r = mine.first; r < mine.last; r++) spread_row(w, x + r * x_stride, to + r * floats);
-    if (!alone) tk_barrier(m->pool);
+    *shared |= !alone;
     return to;
 }
 

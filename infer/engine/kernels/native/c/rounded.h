@@ -42,10 +42,10 @@ INLINE const char *refusal(void) { return ""; }
 #define HAS_TILES 0
 #endif
 
-// Returns the rows as a product takes them, unless they arrived so: all threads round their shares and wait for each
-// other, or, of few rows, all for themselves. NULL: the product takes the rows as they are.
+// Returns the rows as a product takes them, unless they arrived so: all threads round their shares, and `shared`
+// becomes 1, or, of few rows, all for themselves. NULL: the product takes the rows as they are.
 static const uint16_t *rounded_for(const struct model *m, const struct operation *product, const float *x,
-                                   int64_t x_stride, int64_t rows, int32_t thread) {
+                                   int64_t x_stride, int64_t rows, int32_t thread, int *shared) {
     const struct matrix *w = &product->matrix;
     if (arrives_rounded(m, product)) return (const uint16_t *)m->buffers[product->source];
     if (!rows || !takes_rounded(w)) return NULL;
@@ -54,7 +54,7 @@ static const uint16_t *rounded_for(const struct model *m, const struct operation
     uint16_t *to = m->rounded + (alone ? thread * values : 0);
     struct share mine = alone ? (struct share){0, rows} : share_of(m, rows, thread);
     round_rows(w, x, x_stride, rows, to, mine.first, mine.last);
-    if (!alone) tk_barrier(m->pool);
+    *shared |= !alone;
     return to;
 }
 

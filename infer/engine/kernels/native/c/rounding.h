@@ -76,7 +76,7 @@ INLINE uint16_t *rounded_at(const struct matrix *w, void *rounded, int64_t rows,
 // Whether the operation before a product writes its rows rounded to their buffer, so that nothing is left to prepare.
 INLINE int arrives_rounded(const struct model *m, const struct operation *product) {
     const struct matrix *w = &product->matrix;
-    if (product->adapters) return 0;  // whose factors take rows of fp32
+    if (product->adapters && m->step.num_adapted) return 0;  // their factors take rows of fp32
     if (product->kind != MULTIPLY || !takes_rounded(w) || w->in / w->slices % BLOCK_COLUMNS) return 0;
     if (product->source == NORMED) return product[-1].kind == NORM && !norms_for_itself(m, product - 1);
     if (product->source == ATTENDED) return m->head_dim % BLOCK_COLUMNS == 0;

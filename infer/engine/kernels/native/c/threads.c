@@ -72,15 +72,19 @@ void tk_turn(struct turnstile *turnstile, uint32_t value, int shared) {
         syscall(SYS_futex, &turnstile->word, shared ? FUTEX_WAKE : FUTEX_WAKE_PRIVATE, 0x7fffffff, NULL, NULL, 0);
 }
 
-void tk_barrier(struct pool *pool) {
-    if (pool->threads == 1) return;
+uint32_t tk_arrive(struct pool *pool) {
     uint32_t phase = __atomic_load_n(&pool->phase.word, __ATOMIC_RELAXED);
     if (__atomic_add_fetch(&pool->arrived, 1, __ATOMIC_ACQ_REL) == (uint32_t)pool->threads) {
         __atomic_store_n(&pool->arrived, 0, __ATOMIC_RELAXED);
         tk_turn(&pool->phase, phase + 1, 0);
-    } else {
-        tk_wait_while(&pool->phase, phase, 0);
     }
+    return phase;
+}
+
+void tk_await(struct pool *pool, uint32_t arrival) { tk_wait_while(&pool->phase, arrival, 0); }
+
+void tk_barrier(struct pool *pool) {
+    if (pool->threads > 1) tk_await(pool, tk_arrive(pool));
 }
 
 struct division tk_divide(struct pool *pool, int32_t thread, int64_t count) {

@@ -14,6 +14,10 @@ void tk_pool_stop(struct pool *pool);
 void tk_pool_run(struct pool *pool, void (*work)(void *argument, int32_t thread), void *argument);
 // Waits until every thread of the pool has called it.
 void tk_barrier(struct pool *pool);
+// A barrier in two parts: a thread may work between its arrival and its wait for the others. It must wait, with the
+// number that it got, before it arrives again.
+uint32_t tk_arrive(struct pool *pool);
+void tk_await(struct pool *pool, uint32_t arrival);
 
 // Items that the threads of a pool take: each has an equal share, takes from its front and, when it is empty, from the
 // ends of the others' shares. So a thread whose core is slow, or taken away, holds up the others less.
