@@ -121,12 +121,12 @@ def train(folder: Path, model: dict[str, Any], **sections: Any) -> Path:
 def backends(base: Path, adapters: Sequence[Path], weight_dtype: str, threads: int) -> tuple[Backend, Backend]:
     """Returns a backend that can hold no adapter, and one that holds all of them."""
     job = Job(str(base), "native", "bf16", "bf16", 160, 0, BLOCK, 512, threads=threads, weight_dtype=weight_dtype)
-    full = replace(job, max_adapters=len(adapters), max_adapter_rank=max(RANKS))
+    full = replace(job, adapter_slots=len(adapters), max_adapter_rank=max(RANKS))
     plain, beside = load(job), load(full)
     config = stored_config(Checkpoint.open(base)).model_dump(mode="json")
     for slot, path in enumerate(adapters):
         order = AdapterOrder(slot, str(path), Checkpoint.open(path).folder.fingerprint, config)
-        beside.set_adapter(slot, order.carry_out(full))
+        beside.pack_adapter(slot, order.carry_out(full))()
     return plain, beside
 
 

@@ -140,10 +140,8 @@ def _with(model: Path, opened: "Checkpoint", adapter: Path) -> AdaptedModel:
     return AdaptedModel(model, adapter, max(options.rank, *options.rank_pattern.values(), 1))
 
 
-def with_base(options: "EngineOptions", base: Path | None, follow: bool) -> "EngineOptions":
+def with_base(options: "EngineOptions", base: Path | None) -> "EngineOptions":
     """Returns the options for a checkpoint that may be an adapter: then its base is the model, and it has a name.
-
-    Adapters whose runs are followed get a place more than they need, in which the next step is loaded.
 
     Raises:
         ConfigError: see `adapted_model`; or there is no room for the adapter.
@@ -155,9 +153,6 @@ def with_base(options: "EngineOptions", base: Path | None, follow: bool) -> "Eng
         name = checkpoint_name(model.adapter)
         adapters = {name: model.adapter, **adapters}
         click.echo(f"base      {model.path}\nadapter   {name}: {model.adapter}", err=True)
-    places = options.max_adapters
-    if follow and adapters and places is None:
-        places = len(adapters) + 1
-    changed = replace(options, checkpoint=model.path, adapters=adapters, max_adapters=places)
+    changed = replace(options, checkpoint=model.path, adapters=adapters)
     changed.validate()
     return changed

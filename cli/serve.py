@@ -201,7 +201,7 @@ def serve(
     threads = threads_per_rank(options.tp, options.threads)
     with (
         closing(WorkerProcesses(options.tp, threads)) as processes,
-        closing(_begun(options, base, follow, processes)) as engine,
+        closing(_begun(options, base, processes)) as engine,
         ExitStack() as stack,
     ):
         from ..infer.serve.app import End, serve_until_signal  # gRPC, while the workers load the model
@@ -247,11 +247,11 @@ def _engine_options(checkpoint: Path, values: dict[str, Any]) -> "EngineOptions"
     return options
 
 
-def _begun(options: "EngineOptions", base: Path | None, follow: bool, processes: "WorkerProcesses") -> "Engine":
+def _begun(options: "EngineOptions", base: Path | None, processes: "WorkerProcesses") -> "Engine":
     """Returns an engine that loads the model, while the workers import their modules."""
     from ..infer.engine.engine import Engine
 
-    changed = with_base(options, base, follow)
+    changed = with_base(options, base)
 
     def on_plan(info: "ModelInfo", memory: "MemoryPlan") -> None:
         if taken := sorted(changed.adapters.keys() & set(info.names)):

@@ -16,6 +16,7 @@ from .planning.adapter_table import AdapterTable, SlottedAdapter
 from .planning.model_source import ModelSource
 from .request.events import AdapterInfo
 from .step_loop import StepLoop
+from .worker.adapter_loaders import PackedOrder
 from .worker.adapter_order import AdapterOrder
 from .worker.worker_group import WorkerGroup
 
@@ -30,16 +31,18 @@ class EngineAdapters:
 
     Args:
         source: the served model.
-        workers: the workers, which load adapters between two steps.
+        workers: the workers, which pack adapters beside their steps.
         loop: the loop that computes steps.
     """
 
     def __init__(self, source: ModelSource, workers: WorkerGroup, loop: StepLoop) -> None:
-        memory = source.memory
-        self.table = AdapterTable(memory.max_adapters, memory.max_adapter_heads, memory.max_adapter_experts)
+        memory, on_free = source.memory, partial(_free, workers, loop)  # without a cycle
+        most = memory.max_adapters, memory.max_adapter_heads, memory.max_adapter_experts
+        self.table = AdapterTable(*most, on_free)
         self._source, self._workers, self._loop = source, workers, loop
+        self._turn = threading.Lock()  # of the load that has a slot and no name yet
         self._lock = threading.Lock()  # guards what follows
-        self._pending: set[Future[None]] = set()
+        self._waiting: Future[None] | None = None
         self._end: TkError | None = None
 
     @property
@@ -55,34 +58,29 @@ class EngineAdapters:
     def load(self, name: str, path: str | Path) -> AdapterInfo:
         """Loads an adapter, and gives it a name, which another one may have had; returns when requests can use it.
 
-        Requests that use the other one end with it. The workers compute no step while they load.
+        Requests that use the other one end with it. Steps go on while the new one is checked, read and packed. Of
+        several loads at a time each waits for those before it. A name that is unloaded meanwhile has the new adapter
+        all the same.
 
         Raises:
             CheckpointError: see `AdapterSource.open`.
             ConfigError: the engine was started without places for adapters, or the name cannot be printed.
-            Overloaded: all slots are taken.
+            Overloaded: see `AdapterTable.reserve`.
+            StorageError: it cannot be read now, or not in time.
             WorkerDied, Cancelled: the workers have died, or the engine is closed.
         """
         check_names("adapters", (name,))
-        if not self.table.num_slots:
+        if not self.table.max_named:
             raise ConfigError("The engine has no places for adapters: start it with max_adapters.")
         source = AdapterSource.open(as_path(path), self._source.checkpoint, self._source.config, self._source.memory)
-        taken, done = self.table.reserve(source), Future[None]()
-        try:
-            with self._lock:
-                if self._end is not None:
-                    raise self._end
-                self._pending.add(done)
-            self._loop.between_steps(partial(self._load_now, taken, done))
-            self._workers.wake()
-            done.result()
-        except BaseException:
-            self.table.drop(taken)
-            raise
-        finally:
-            with self._lock:
-                self._pending.discard(done)
-        self.table.give(name, taken)
+        with self._turn:
+            taken = self.table.reserve(name, source)
+            try:
+                self._put(taken, self._pack(taken.slot, source))
+            except BaseException:
+                self.table.drop(taken)
+                raise
+            self.table.give(name, taken)
         return source.info(name)
 
     def unload(self, name: str) -> "tuple[AdapterInfo, Future[None]]":
@@ -100,15 +98,16 @@ class EngineAdapters:
     def start(self) -> None:
         """Loads the adapters of the engine's options, on its thread, before the first step."""
         for name, source in self._source.adapters.items():
-            taken = self.table.reserve(source)
-            self._load_into(taken.slot, source)
+            taken = self.table.reserve(name, source)
+            self._workers.put_adapter(self._pack(taken.slot, source))
+            taken.is_loaded = True
             self.table.give(name, taken)
 
     def start_again(self) -> None:
         """Loads the adapters into new workers, on the engine's thread; those that cannot be read any more are lost."""
         for slot, source in self.table.in_slots.items():
             try:
-                self._load_into(slot, source)
+                self._workers.put_adapter(self._pack(slot, source))
             except (WorkerDied, Cancelled):
                 raise
             except TkError as error:
@@ -118,24 +117,41 @@ class EngineAdapters:
                     self.table.remove(name)
 
     def end(self, error: TkError) -> None:
-        """Fails the loads that wait, and later ones, when the engine's thread ends."""
+        """Fails the load that waits for a step's end, and later ones, when the engine's thread ends."""
         with self._lock:
             self._end = error
-            for done in self._pending:
-                if not done.done():
-                    done.set_exception(error)
+            if self._waiting is not None and not self._waiting.done():
+                self._waiting.set_exception(error)
 
-    def _load_now(self, adapter: SlottedAdapter, done: "Future[None]") -> None:
-        try:
-            self._load_into(adapter.slot, adapter.source)
-        except TkError as error:
-            done.set_exception(error)
-            if isinstance(error, WorkerDied | Cancelled):
-                raise
-        else:
-            done.set_result(None)
-
-    def _load_into(self, slot: int, source: AdapterSource) -> None:
+    def _pack(self, slot: int, source: AdapterSource) -> PackedOrder:
+        """Lets all ranks read and pack an adapter for a slot."""
         config = self._source.config.model_dump(mode="json")
         order = AdapterOrder(slot, source.path, source.fingerprint, config)
-        self._workers.load_adapter(order, self._source.options.start_timeout)
+        return self._workers.pack_adapter(order, self._source.options.start_timeout)
+
+    def _put(self, adapter: SlottedAdapter, packed: PackedOrder) -> None:
+        """Lets all ranks put a packed adapter into its slot, between two steps; one thread at a time calls this."""
+        done = Future[None]()
+        with self._lock:
+            if self._end is not None:
+                raise self._end
+            self._waiting = done
+        self._loop.between_steps(partial(self._put_now, adapter, packed, done))
+        self._workers.wake()
+        done.result()
+
+    def _put_now(self, adapter: SlottedAdapter, packed: PackedOrder, done: "Future[None]") -> None:
+        """Does so on the engine's thread."""
+        try:
+            self._workers.put_adapter(packed)
+        except WorkerDied as error:
+            done.set_exception(error)
+        else:
+            adapter.is_loaded = True
+            done.set_result(None)
+
+
+def _free(workers: WorkerGroup, loop: StepLoop, slot: int) -> None:
+    """Lets the workers free a slot's memory, between two steps."""
+    loop.between_steps(partial(workers.drop_adapter, slot))
+    workers.wake()

@@ -21,7 +21,8 @@ class Job:
         weight_dtype: see EngineOptions, resolved: the name of a dtype, or "int8" or "int4".
         num_twins: see `CacheShape`.
         on_gpus: whether each rank computes on the GPU of its number; else on the CPU.
-        max_adapters, max_adapter_rank: see EngineOptions; the first is resolved.
+        adapter_slots: see MemoryPlan.
+        max_adapter_rank: see EngineOptions.
         log: how the engine's process shows its log, and so the worker's: see `shown_format`.
     """
 
@@ -43,7 +44,7 @@ class Job:
     num_twins: int = 0
     on_gpus: bool = False
     log: str = ""
-    max_adapters: int = 0
+    adapter_slots: int = 0
     max_adapter_rank: int = 0
 
 

@@ -90,8 +90,8 @@ class EngineOptions:
             the name of the run or folder.
         adapters: low-rank adapters to load at start, each a step folder, a run folder or a folder of PEFT, by the names
             under which requests ask for them.
-        max_adapters: the number of adapters that may be loaded at the same time, those included that a name no longer
-            has and requests still use; None = as many as `adapters` has.
+        max_adapters: the number of adapters that may have names at the same time; None = as many as `adapters` has.
+            There is a place more, in which a name's next adapter is loaded while requests use the one before.
         max_adapter_rank: the largest rank of a factor of an adapter.
         max_adapter_heads: the number of these adapters that may have a head of their own (`modules_to_save`), each as
             large as the model's; None = all of them if one of `adapters` has one, else none.
@@ -132,8 +132,8 @@ class EngineOptions:
     max_adapter_experts: int | None = None
 
     @property
-    def num_adapter_slots(self) -> int:
-        """The number of adapters that may be loaded at the same time."""
+    def num_adapters(self) -> int:
+        """The number of adapters that may have names at the same time."""
         return len(self.adapters) if self.max_adapters is None else self.max_adapters
 
     def validate(self) -> None:
@@ -156,7 +156,7 @@ class EngineOptions:
                 raise ConfigError(f"{name} = {value!r}; use one of auto, {', '.join(known)}.")
         check_names("served_model_names", self.served_model_names)
         check_names("adapters", tuple(self.adapters))
-        if len(self.adapters) > self.num_adapter_slots:
+        if len(self.adapters) > self.num_adapters:
             raise ConfigError(
                 f"adapters has {len(self.adapters)} entries, and max_adapters is {self.max_adapters}; raise it."
             )

@@ -74,13 +74,20 @@ class Backend(Protocol):
         """
         return None
 
-    def set_adapter(self, slot: int, adapter: RankAdapter) -> None:
-        """Keeps an adapter in a slot, in place of the one that it had: steps compute with it from now on.
+    def pack_adapter(self, slot: int, adapter: RankAdapter) -> Callable[[], object]:
+        """Packs an adapter for a slot, on any thread, while steps are computed.
 
         Args:
-            slot: a number below `Job.max_adapters`.
+            slot: a number below `Job.adapter_slots`.
             adapter: the rank's part of the adapter, in the dtype of the job.
+
+        Returns:
+            What puts it there, in place of the one that the slot had, between two steps; it is quick and cannot fail.
         """
+        raise AssertionError("a backend that serves adapters has a method of its own")
+
+    def drop_adapter(self, slot: int) -> None:
+        """Frees the memory of the adapter in a slot, between two steps; later ones have no row with it."""
         raise AssertionError("a backend that serves adapters has a method of its own")
 
     def logits(self, plan: RunningPlan) -> Array:

@@ -103,7 +103,7 @@ def with_room(options: EngineOptions, config: ModelConfig) -> EngineOptions:
     needs = [_needs(_open(as_path(path)), spec) for path in options.adapters.values()]
     given = (options.max_adapter_heads, options.max_adapter_experts)
     heads, experts = (
-        (options.num_adapter_slots if any(each[i] for each in needs) else 0) if most is None else most
+        (options.num_adapters if any(each[i] for each in needs) else 0) if most is None else most
         for i, most in enumerate(given)
     )
     return replace(options, max_adapter_heads=heads, max_adapter_experts=experts)

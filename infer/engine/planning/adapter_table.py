@@ -1,14 +1,15 @@
 """The loaded adapters by their names, and the slots of the workers that they are in.
 
 A name can be given to another adapter at any time. The one that it had before keeps its slot until the last request
-that began with it has ended.
+that began with it has ended. So there is a slot more than names: that for the next adapter of a name.
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 
 from ....core.errors import Overloaded, UnknownAdapter
 from ..request.adapter_lease import AdapterLease
@@ -30,12 +31,14 @@ class SlottedAdapter:
     Attributes:
         slot: its place in the backends.
         source: what was loaded.
+        is_loaded: whether the workers have it.
         num_holders: the requests that use it, and one more as long as it has a name or is being loaded.
         unused: is done when it has lost its name and its last request has ended.
     """
 
     slot: int
     source: AdapterSource
+    is_loaded: bool = False
     num_holders: int = 1
     unused: "Future[None]" = field(default_factory=_running)
 
@@ -45,13 +48,15 @@ class AdapterTable:
     """The adapters of an engine, for any thread.
 
     Attributes:
-        num_slots: how many adapters may be loaded at the same time.
-        num_heads, num_experts: how many of them may have a head of their own, and factors of experts.
+        max_named: how many adapters may have a name at the same time.
+        max_heads, max_experts: how many of them may have a head of their own, and factors of experts.
+        on_free: is called with each slot that no request uses any more; it must not block.
     """
 
-    num_slots: int
-    num_heads: int = 0
-    num_experts: int = 0
+    max_named: int
+    max_heads: int = 0
+    max_experts: int = 0
+    on_free: Callable[[int], object] = lambda slot: None
     _named: dict[str, SlottedAdapter] = field(default_factory=dict)
     _slots: dict[int, SlottedAdapter] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -70,9 +75,9 @@ class AdapterTable:
 
     @property
     def in_slots(self) -> Mapping[int, AdapterSource]:
-        """All adapters that have a slot, those too that have lost their name and are used still."""
+        """All adapters that the workers have, those too that have lost their name and are used still."""
         with self._lock:
-            return {slot: each.source for slot, each in self._slots.items()}
+            return {slot: each.source for slot, each in self._slots.items() if each.is_loaded}
 
     def hold(self, name: str) -> AdapterLease:
         """Returns a request's hold on the adapter of a name.
@@ -85,20 +90,28 @@ class AdapterTable:
             found.num_holders += 1
             return AdapterLease(found.slot, found.source.digest, partial(self.drop, found))
 
-    def reserve(self, source: AdapterSource) -> SlottedAdapter:
-        """Takes a slot for an adapter that is to be loaded; `give` or `drop` must follow.
+    def reserve(self, name: str, source: AdapterSource) -> SlottedAdapter:
+        """Takes a slot for an adapter that is to be loaded and to have a name; `give` or `drop` must follow.
+
+        One thread at a time may load adapters.
 
         Raises:
-            Overloaded: all slots are taken, or all with room for a head or for experts.
+            Overloaded: as many other adapters have names, or heads or experts, as may, or requests use some that have
+                lost theirs.
         """
         with self._lock:
-            self._check_room(source)
-            slot = next((slot for slot in range(self.num_slots) if slot not in self._slots), None)
-            if slot is None:
-                names = ", ".join(self._named) or "none"
+            self._check_room(name, source)
+            if name not in self._named and len(self._named) >= self.max_named:
                 raise Overloaded(
-                    f"All {self.num_slots} places for adapters are taken (loaded: {names}; others are used until their "
-                    "last requests end). Unload one, or start with a larger max_adapters."
+                    f"All {self.max_named} places for adapters are taken (loaded: {', '.join(self._named)}). Unload "
+                    "one, give one of these names to the new one, or start with a larger max_adapters."
+                )
+            slot = next((slot for slot in range(self.max_named + 1) if slot not in self._slots), None)
+            if slot is None:
+                raise Overloaded(
+                    f"There is no room for adapter {name!r}: requests still use {len(self._slots) - len(self._named)} "
+                    "earlier ones, which have been unloaded or replaced. Try again when these requests have ended, or "
+                    "start with a larger max_adapters."
                 )
             self._slots[slot] = taken = SlottedAdapter(slot, source)
             return taken
@@ -127,16 +140,18 @@ class AdapterTable:
         with self._lock:
             self._drop(adapter)
 
-    def _check_room(self, source: AdapterSource) -> None:
+    def _check_room(self, name: str, source: AdapterSource) -> None:
+        """Checks that an adapter with a head or experts may get a name; there is room for one more than have names."""
+        others = [each.source for other, each in self._named.items() if other != name]
         held = [each.source for each in self._slots.values()]
-        for needs, count, most, what, option in (
-            (source.has_head, sum(each.has_head for each in held), self.num_heads, "a head of their own", "heads"),
-            (source.has_experts, sum(each.has_experts for each in held), self.num_experts, "experts", "experts"),
+        for has, most, what, option in (
+            (attrgetter("has_head"), self.max_heads, "a head of their own", "heads"),
+            (attrgetter("has_experts"), self.max_experts, "experts", "experts"),
         ):
-            if needs and count >= most:
+            if has(source) and (sum(map(has, others)) >= most or sum(map(has, held)) > most):
                 raise Overloaded(
-                    f"All {most} places for adapters with {what} are taken. Unload one, or start with a larger "
-                    f"max_adapter_{option}."
+                    f"All {most} places for adapters with {what} are taken. Unload one and wait until its requests "
+                    f"have ended, or start with a larger max_adapter_{option}."
                 )
 
     def _find(self, name: str) -> SlottedAdapter:
@@ -149,4 +164,6 @@ class AdapterTable:
         adapter.num_holders -= 1
         if not adapter.num_holders:
             del self._slots[adapter.slot]
+            if adapter.is_loaded:
+                self.on_free(adapter.slot)
             adapter.unused.set_result(None)

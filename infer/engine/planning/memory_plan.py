@@ -44,11 +44,11 @@ class MemoryPlan:
         max_model_len: the largest number of tokens of a sequence.
         max_batched_tokens: the largest number of tokens of a step.
         buffer_bytes: the bytes of activations, logits and scratch of such a step, on one rank.
-        max_adapters, max_adapter_rank: the number of adapters that may be loaded, and their largest rank.
-        adapter_bytes: the bytes of so many adapters of that rank, beside every linear layer, and of all heads and
-            experts, on one rank.
-        max_adapter_heads, max_adapter_experts: the number of adapters that may have a head of their own, and factors of
-            experts.
+        max_adapters, max_adapter_rank: the number of adapters that may have names, and their largest rank.
+        adapter_bytes: the bytes of `adapter_slots` adapters of that rank, beside every linear layer, and of their
+            heads and experts, on one rank.
+        max_adapter_heads, max_adapter_experts: the number of adapters with names that may have a head of their own, and
+            factors of experts.
         head_bytes, expert_bytes: the bytes of such a head, and of such factors of that rank, on one rank.
     """
 
@@ -73,6 +73,11 @@ class MemoryPlan:
     expert_bytes: int = 0
 
     @property
+    def adapter_slots(self) -> int:
+        """The number of adapters in memory: one more than have names, since a name's next one is loaded beside it."""
+        return slots_for(self.max_adapters)
+
+    @property
     def kv_bytes(self) -> int:
         """The bytes of the cache on one rank, including twins, the null block and its twin."""
         return (self.num_blocks + 1) * self.block.block + ((self.num_twins or self.num_blocks) + 1) * self.block.twin
@@ -89,11 +94,11 @@ class MemoryPlan:
 
     def table(self) -> str:
         """Formats the plan as text, one line per part."""
-        note = f"up to {self.max_adapters} of rank {self.max_adapter_rank}"
+        note = f"up to {self.max_adapters} of rank {self.max_adapter_rank}, and the next of one"
         if self.max_adapter_heads:
-            note += f", {self.max_adapter_heads} with a head of {format_bytes(self.head_bytes)}"
+            note += f"; {self.max_adapter_heads} with a head of {format_bytes(self.head_bytes)}"
         if self.max_adapter_experts:
-            note += f", {self.max_adapter_experts} with experts of {format_bytes(self.expert_bytes)}"
+            note += f"; {self.max_adapter_experts} with experts of {format_bytes(self.expert_bytes)}"
         adapters = [("adapters", self.dtype, self.adapter_bytes, note)] if self.max_adapters else []
         lines = (
             ("weights", self.weight_dtype, self.weight_bytes, ""),
@@ -111,6 +116,11 @@ class MemoryPlan:
         lines = (("running", running.total_bytes), ("both", running.total_bytes + self.total_bytes))
         more = [f"{what:<16}{format_bytes(size):>10}  on each of {self.tp} ranks" for what, size in lines]
         return "\n".join((self.table(), *more))
+
+
+def slots_for(max_adapters: int) -> int:
+    """Returns the number of adapters in memory, if so many may have names."""
+    return max_adapters + 1 if max_adapters else 0
 
 
 def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtype: str) -> MemoryPlan:
@@ -133,11 +143,12 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
     program = lower(spec, options.tp, 0, serving_slices(spec, options.tp, dtype))
     threads = threads_per_rank(options.tp, options.threads)
     sizes, cache = aten if options.kernels == "aten" else native, CacheShape(0, options.block_size, kv_dtype)
-    slots, rank = options.num_adapter_slots, options.max_adapter_rank if options.num_adapter_slots else 0
-    itemsize, heads = dtypes.by_name(dtype).itemsize, min(slots, options.max_adapter_heads or 0)
-    head, experts = head_bytes(program, itemsize), min(slots, options.max_adapter_experts or 0)
+    count, rank = options.num_adapters, options.max_adapter_rank if options.num_adapters else 0
+    itemsize, heads = dtypes.by_name(dtype).itemsize, min(count, options.max_adapter_heads or 0)
+    head, experts = head_bytes(program, itemsize), min(count, options.max_adapter_experts or 0)
     of_experts = expert_bytes(program, rank, itemsize)
-    adapters = slots * adapter_bytes(program, rank, itemsize) + heads * head + experts * of_experts
+    extras = slots_for(heads) * head + slots_for(experts) * of_experts
+    adapters = slots_for(count) * adapter_bytes(program, rank, itemsize) + extras
     beside = sizes.buffer_bytes(program, cache, options.max_batched_tokens, threads, weight_dtype, rank)
     room, place = _room(options)
     block, num_twins = sizes.block_bytes(program, cache), _twins_needed(options)
@@ -156,7 +167,7 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
         max_model_len=min(longest, num_blocks * options.block_size),
         max_batched_tokens=options.max_batched_tokens,
         buffer_bytes=beside,
-        max_adapters=slots,
+        max_adapters=count,
         max_adapter_rank=rank,
         adapter_bytes=adapters,
         max_adapter_heads=heads,
@@ -248,9 +259,9 @@ def _num_blocks(options: EngineOptions, room_left: int, block: BlockBytes, longe
 def _check_room(plan: MemoryPlan, room: int, place: str) -> None:
     needed = plan.total_bytes
     if needed > room:
-        count, size = plan.max_adapters, format_bytes(plan.adapter_bytes)
+        count, size = plan.adapter_slots, format_bytes(plan.adapter_bytes)
         counts = ((plan.max_adapter_heads, "heads"), (plan.max_adapter_experts, "experts"))
-        more = [(number, what) for number, what in counts if number]
+        more = [(slots_for(number), what) for number, what in counts if number]
         extras = "".join(f", {number} with {what}" for number, what in more)
         options = "".join(f" or max_adapter_{what}" for _, what in more)
         adapters = f" {count} adapters of rank {plan.max_adapter_rank}{extras} ({size})," if count else ""

@@ -136,7 +136,7 @@ class ModelSource:
             num_twins=self.memory.num_twins,
             on_gpus=on_gpus(self.options),
             log=shown_format(),
-            max_adapters=self.memory.max_adapters,
+            adapter_slots=self.memory.adapter_slots,
             max_adapter_rank=self.memory.max_adapter_rank,
         )
 

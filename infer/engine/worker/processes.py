@@ -3,6 +3,7 @@
 This module imports little: a command starts its workers first, and imports the engine while they import theirs.
 """
 
+import itertools
 import logging
 import os
 import socket
@@ -32,13 +33,13 @@ class WorkerProcesses:
     Args:
         tp: the number of ranks.
         threads: the number of threads of each.
-        module: the module that a process runs, with the descriptor of its socket as argument.
+        module: the module that a process runs; its arguments are the descriptors of its socket, and of its loader's.
     """
 
     def __init__(self, tp: int, threads: int, module: str = WORKER) -> None:
         self._arguments = tp, threads, module
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._connections: Future[list[socket.socket]] = Future()
+        self._connections: Future[list[tuple[socket.socket, socket.socket]]] = Future()
         self._over = threading.Event()
         arguments = (module, tp, worker_environment(threads))
         self._thread = threading.Thread(target=self._run, args=arguments, name="tk-workers", daemon=True)
@@ -55,7 +56,11 @@ class WorkerProcesses:
         Raises:
             OSError: a process cannot be started.
         """
-        return self._connections.result()
+        return [connection for connection, _ in self._connections.result()]
+
+    def loader_connections(self) -> Sequence[socket.socket]:
+        """Returns the sockets to the loaders of adapters in the processes, as `connections` does."""
+        return [connection for _, connection in self._connections.result()]
 
     def exit_code(self, rank: int, timeout: float) -> int | None:
         """Returns the exit code of a process, below 0 for a signal; None if it runs for `timeout` seconds more."""
@@ -78,7 +83,7 @@ class WorkerProcesses:
         failed = self._connections.exception() is not None  # waits for their start
         if kill:
             self.kill()  # before their connections close, or they would report the loss on stderr
-        for connection in () if failed else self._connections.result():
+        for connection in () if failed else itertools.chain.from_iterable(self._connections.result()):
             with suppress(OSError):  # the worker has ended
                 connection.shutdown(socket.SHUT_RDWR)  # also if a fork of this process holds the socket too
             connection.close()
@@ -103,23 +108,25 @@ class WorkerProcesses:
             self._connections.set_exception(error)
         self._over.wait()
 
-    def _start(self, module: str, environment: dict[str, str]) -> socket.socket:
-        ours, theirs = socket.socketpair()
+    def _start(self, module: str, environment: dict[str, str]) -> tuple[socket.socket, socket.socket]:
+        (ours, theirs), (our_loader, their_loader) = socket.socketpair(), socket.socketpair()
+        descriptors = [theirs.fileno(), their_loader.fileno()]
         try:
-            with theirs:
+            with theirs, their_loader:
                 process = start_module(
                     module,
-                    [str(theirs.fileno())],
+                    [str(each) for each in descriptors],
                     environment=environment,
-                    inherited=[theirs.fileno()],
+                    inherited=descriptors,
                     stdin=subprocess.DEVNULL,
                     stdout=2,  # standard output is the command's own
                 )
         except Exception:
             ours.close()
+            our_loader.close()
             raise
         self._processes.append(process)
-        return ours
+        return ours, our_loader
 
 
 def worker_environment(threads: int) -> dict[str, str]:

@@ -6,11 +6,13 @@ about requests is the content of the cache and the slots of the persistent batch
 
 import logging
 import socket
+import sys
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -30,7 +32,9 @@ from ..program.weights import load_params
 from ..step.channel import Channel, Frame, error_frame, masks_from, receive, send
 from ..step.persistent_batch import PersistentBatch
 from ..step.step_message import NEXT_TOKENS, NextTokens, StepMessage, decode_message
-from .adapter_order import AdapterOrder
+from .adapter_loader import AdapterLoader
+
+SWITCH_SECONDS: Final = 0.0005  # for which the loader of adapters may hold Python's lock while a step waits for it
 
 
 def load(job: Job) -> Backend:
@@ -54,11 +58,17 @@ def load(job: Job) -> Backend:
     )
 
 
-def work(descriptor: int, prepare_backend: Callable[[Job], Backend] = load) -> None:
-    """Serves the engine at the other end of a socket with a backend; returns when the engine has ended."""
-    with socket.socket(fileno=descriptor) as connection:
+def work(descriptor: int, prepare_backend: Callable[[Job], Backend] = load, loader: int | None = None) -> None:
+    """Serves the engine at the other end of a socket with a backend; returns when the engine has ended.
+
+    Args:
+        descriptor: that of the socket.
+        prepare_backend: loads the model of a job.
+        loader: the descriptor of the socket for orders to load adapters.
+    """
+    with socket.socket(fileno=descriptor) as connection, ExitStack() as stack:
         try:
-            _serve(connection, prepare_backend)
+            _serve(connection, prepare_backend, loader, stack)
         except Exception as error:
             _report(connection, known_or_defect(error, "An inference worker"))
 
@@ -73,7 +83,9 @@ def _report(connection: socket.socket, error: TkError) -> None:
         receive(connection)
 
 
-def _serve(connection: socket.socket, prepare_backend: Callable[[Job], Backend]) -> None:
+def _serve(
+    connection: socket.socket, prepare_backend: Callable[[Job], Backend], loader: int | None, stack: ExitStack
+) -> None:
     start = receive(connection)
     if start is None:
         return
@@ -83,24 +95,25 @@ def _serve(connection: socket.socket, prepare_backend: Callable[[Job], Backend])
     backend = prepare_backend(job)
     ready = {"kernels": backend.kernels, "kv_bytes": backend.kv_bytes, "samples": backend.samples}
     send(connection, Frame("ready", ready))
-    load_adapter = partial(_load_adapter, connection, backend, job)
-    _compute(Channel(connection, answers=job.rank == 0), backend, PersistentBatch(job.block_size), load_adapter)
+    put = _start_loader(backend, job, loader, stack)
+    _compute(Channel(connection, answers=job.rank == 0), backend, PersistentBatch(job.block_size), put)
 
 
-def _load_adapter(connection: socket.socket, backend: Backend, job: Job, frame: Frame) -> None:
-    """Loads an adapter into a slot, and answers whether that was possible."""
-    order = AdapterOrder(**frame.values)
-    try:
-        backend.set_adapter(order.slot, order.carry_out(job))
-    except TkError as error:
-        send(connection, error_frame(error, "refused"))
-    else:
-        send(connection, Frame("loaded"))
+def _start_loader(backend: Backend, job: Job, loader: int | None, stack: ExitStack) -> Callable[[int], object]:
+    """Starts the loader of adapters, and returns what puts an adapter that it has packed into its slot."""
+    if loader is None:
+        return lambda number: None
+    connection = socket.socket(fileno=loader)
+    if not job.adapter_slots:
+        stack.callback(connection.close)
+        return lambda number: None
+    sys.setswitchinterval(SWITCH_SECONDS)
+    made = AdapterLoader(connection, lambda order: backend.pack_adapter(order.slot, order.carry_out(job)))
+    stack.callback(made.close)
+    return made.put
 
 
-def _compute(
-    channel: Channel, backend: Backend, batch: PersistentBatch, load_adapter: Callable[[Frame], object]
-) -> None:
+def _compute(channel: Channel, backend: Backend, batch: PersistentBatch, put_adapter: Callable[[int], object]) -> None:
     """Computes steps until the engine ends. A step may come before the tokens of the one before it.
 
     Ranks that sample know these tokens, unless rows have candidates; otherwise the engine sends them after the step's
@@ -116,7 +129,9 @@ def _compute(
         elif frame.op == "again":
             channel.send_result(backend.sample_again(*masks_from(frame)))
         elif frame.op == "adapter":
-            load_adapter(frame)
+            put_adapter(frame.values["number"])
+        elif frame.op == "drop":
+            backend.drop_adapter(frame.values["slot"])
         else:
             messages.append(decode_message(frame.body))
         if messages and knows_tokens:

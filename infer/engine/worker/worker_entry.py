@@ -1,4 +1,4 @@
-"""The entry point of a worker: `python -m tk.infer.engine.worker.worker_entry FD`; FD is its socket to the engine.
+"""The entry point of a worker: `python -m tk.infer.engine.worker.worker_entry FD LOADER`: its sockets to the engine.
 
 Before any slow import, the process arranges to die with the engine: an engine that is killed while its workers start
 leaves no process behind.
@@ -17,7 +17,7 @@ def main() -> int:
         signal.signal(signal_number, signal.SIG_IGN)  # the engine decides when its workers end
     with lasting_imports():
         from .worker import work
-    work(int(sys.argv[1]))
+    work(int(sys.argv[1]), loader=int(sys.argv[2]))
     return 0
 
 

@@ -15,6 +15,7 @@ from ....core.errors import Cancelled, WorkerDied
 from ..job import Job
 from ..step.channel import Frame, error_from, masks_frame, receive, tokens_frame
 from ..step.sampler_output import SamplerOutput
+from .adapter_loaders import AdapterLoaders, PackedOrder
 from .adapter_order import AdapterOrder
 from .process_state import describe_ranks
 from .processes import WorkerProcesses
@@ -26,7 +27,7 @@ REPORT_TIMEOUT: Final = 0.2  # seconds for the kernel to report how a process en
 class WorkerGroup:
     """The workers of an engine.
 
-    Only the thread that calls `start` may call the other methods, except `wake` and `kill`.
+    Only the thread that calls `start` may call the other methods, except `wake`, `kill` and `pack_adapter`.
 
     Attributes:
         watch: the watch over their steps, which the sender of one begins.
@@ -41,6 +42,7 @@ class WorkerGroup:
     ) -> None:
         self._processes, self.watch, self._on_wake = processes, watch, on_wake
         self._connections: Sequence[socket.socket] = ()
+        self._loaders = AdapterLoaders(())
         self._uninformed: list[socket.socket] = []  # of ranks that do not sample the tokens that they need
         self._is_closing = self._is_killed = False
         self._wake_up, self._woken = socket.socketpair()
@@ -69,6 +71,7 @@ class WorkerGroup:
         deadline = time.monotonic() + timeout
         self.watch.forget()
         self._connections = self._processes.connections()
+        self._loaders = AdapterLoaders(self._processes.loader_connections())
         with tempfile.TemporaryDirectory(prefix="tk-infer-") as folder:
             for rank, connection in enumerate(self._connections):
                 self._register(connection, rank)
@@ -106,6 +109,7 @@ class WorkerGroup:
         for connection in self._connections:
             self._selector.unregister(connection)
         self._connections, self._uninformed = (), []
+        self._loaders.close()
         self._processes.close()
         self._check_wanted()
         self._processes = self._processes.again()
@@ -163,33 +167,31 @@ class WorkerGroup:
                 return SamplerOutput.decode(answer.body)
             self.watch.look(self.process_ids)
 
-    def load_adapter(self, order: AdapterOrder, timeout: float) -> None:
-        """Lets every rank load an adapter, and waits for them; all steps must be answered already.
-
-        Args:
-            order: the adapter and its slot.
-            timeout: the time to load, in seconds.
+    def pack_adapter(self, order: AdapterOrder, timeout: float) -> PackedOrder:
+        """Lets every rank read and pack an adapter beside its steps, from any thread: see `AdapterLoaders.pack`.
 
         Raises:
-            TkError: a rank could not; it has the adapter that the slot had before, or this one.
-            WorkerDied: a rank ended, or did not load in time.
+            Cancelled: `wake` was called to close the group.
         """
-        deadline = time.monotonic() + timeout
-        self.watch.rest()
-        self._send(Frame("adapter", asdict(order)), self._connections)
-        waiting, refusal = set(range(len(self._connections))), None
-        while waiting:
-            if time.monotonic() >= deadline:
-                ranks = describe_ranks(self.process_ids)
-                raise WorkerDied(f"The inference workers did not load an adapter in {timeout:g} s: {ranks}.")
-            for rank in self._wait_for_ranks(LOOK_SECONDS):
-                answer = self._receive(rank)
-                if answer.op == "error":
-                    raise WorkerDied(str(error_from(answer)))
-                waiting.discard(rank)
-                refusal = error_from(answer) if answer.op == "refused" else refusal
-        if refusal is not None:
-            raise refusal
+        try:
+            return self._loaders.pack(order, timeout)
+        except WorkerDied:
+            self._check_wanted()
+            raise
+
+    def put_adapter(self, packed: PackedOrder) -> None:
+        """Lets every rank put a packed adapter into its slot before the next step; all steps must be answered already.
+
+        Raises:
+            WorkerDied: other workers have packed it, which have ended.
+        """
+        if packed.loaders is not self._loaders:
+            raise WorkerDied("The inference workers ended before the adapter was loaded. Load it again.")
+        self._send(Frame("adapter", {"number": packed.number}), self._connections)
+
+    def drop_adapter(self, slot: int) -> None:
+        """Lets every rank free the memory of a slot that no request uses; all steps must be answered already."""
+        self._send(Frame("drop", {"slot": slot}), self._connections)
 
     def sleep(self) -> None:
         """Returns when `wake` is called, or after a look at the workers, which have nothing to compute.
@@ -204,6 +206,8 @@ class WorkerGroup:
     def wake(self, closing: bool = False) -> None:
         """Ends a `sleep`, from any thread; if the group is to be closed, whatever its thread waits for."""
         self._is_closing |= closing
+        if closing:
+            self._loaders.end()
         with suppress(OSError):  # the socket is full of wake-ups already, or closed
             self._wake_up.send(b"w")
 
@@ -215,6 +219,7 @@ class WorkerGroup:
 
     def close(self, kill: bool = False) -> None:
         """Ends all processes: at once if `kill`, else after a time to end by themselves; a second call does nothing."""
+        self._loaders.close()
         self._processes.close(kill)
         self._selector.close()
         self._wake_up.close()

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from ....core.errors import Cancelled, DeadlinePassed
+from ....core.errors import Cancelled, DeadlinePassed, UnknownAdapter
 from ...engine.request.completion import Completion, CompletionBuilder
 from ...engine.request.prompts import Conversation, GivenPrompt, check_length, checked_prompt
 from ...engine.request.request import Request, with_grammar
@@ -20,7 +20,7 @@ from ..metrics.observer import Observer
 from ..metrics.request_record import RequestRecord
 from ..metrics.statistics import RequestStatistics
 from ..operations.lifecycle import Lifecycle
-from .checks import check_request, check_response_size
+from .checks import check_request, check_response_size, unknown_adapter
 from .prompt_reader import PromptReader
 from .request_ids import LiveRequests, check_id, is_id, made_id
 from .request_log import RequestLog
@@ -81,7 +81,10 @@ class RequestRunner:
         try:
             async with stream.preparing():
                 request = await self._engine_request(asked, caller)
-            self.engine.submit(request, self.observer.begin(request, stream.push))
+            try:
+                self.engine.submit(request, self.observer.begin(request, stream.push))
+            except UnknownAdapter:  # the engine names all
+                raise unknown_adapter(request.adapter, self.usable_adapters(caller)) from None
             submitted = True
             yield stream
         finally:
@@ -104,6 +107,10 @@ class RequestRunner:
         """Ends all live requests: their callers get UNAVAILABLE, and their handlers abort them in the engine."""
         for stream in self.live.streams():
             stream.interrupt(Draining("The server ended before the request did; ask another one."))
+
+    def usable_adapters(self, caller: Caller) -> list[str]:
+        """Returns the names of the loaded adapters that a caller may use."""
+        return [each.name for each in self.engine.adapters.infos if caller.may_use(each.name)]
 
     async def _engine_request(self, asked: Request, caller: Caller) -> Request:
         """Makes the engine's request; checks options and length before it copies or tokenizes a long prompt."""

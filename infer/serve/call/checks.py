@@ -3,9 +3,10 @@
 gRPC would refuse a larger one only after all of the work was done.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
-from ....core.errors import InvalidRequest, PromptTooLong
+from ....core.errors import InvalidRequest, PromptTooLong, UnknownAdapter
 from ...engine.request.events import PROMPT_LOGPROBS_PER_EVENT, ModelInfo
 from ...engine.request.request import Request
 from ...engine.request.sampling_params import (
@@ -59,8 +60,29 @@ def check_counts(num_biases: int, num_stops: int, num_stop_ids: int, salt: str) 
 def check_model(name: str, info: ModelInfo) -> None:
     """Checks that the served model has a name, or that there is none; raises UnknownModel otherwise."""
     if name and name not in info.names:
-        known = " or ".join(map(repr, info.names))
-        raise UnknownModel(f"Model {name[:100]!r} is not served here; leave it empty or ask for {known}.")
+        raise unknown_model(name, info.names)
+
+
+def unknown_model(name: str, known: Iterable[str]) -> UnknownModel:
+    """Returns the error of a request for a model that is not served.
+
+    Args:
+        name: the name in the request.
+        known: the names that the caller may ask for, which the error has.
+    """
+    names = " or ".join(map(repr, known))
+    return UnknownModel(f"Model {name[:100]!r} is not served here; leave it empty or ask for {names}.")
+
+
+def unknown_adapter(name: str, known: Iterable[str]) -> UnknownAdapter:
+    """Returns the error of a request for an adapter that is not loaded.
+
+    Args:
+        name: the name in the request.
+        known: the loaded ones that the caller may use, which the error names.
+    """
+    names = ", ".join(map(repr, known)) or "none"
+    return UnknownAdapter(f"Adapter {name[:100]!r} is not loaded; loaded are: {names}.")
 
 
 def check_top(top: int) -> None:

@@ -13,9 +13,10 @@ from ...engine.request.events import Delta, Finished, PromptLogprobs, SentEvent,
 from ...engine.request.prompts import Conversation
 from ...engine.request.request import Request
 from ...engine.request.streams import EventStream
+from ..access.tokens import Caller
 from ..call.call import RequestRunner, ServerCall, converted, ended_by
+from ..call.checks import unknown_model
 from ..call.request_ids import METADATA_KEY
-from ..engine_protocol import EngineProtocol
 from ..http.connection import HttpConnection
 from ..http.framing import HttpRequest
 from ..http.json_body import JSON, dumped, parsed
@@ -46,7 +47,7 @@ class Completions:
         request_id = request.header(METADATA_KEY) or request.id
         async with ended_by(call.deadline):
             asked = await parsed(request.body, lambda body: read_call(self._dialect, body, request_id))
-            asked = _with_adapter(asked, self._runner.engine)
+            asked = _with_adapter(asked, self._runner, call.caller)
             call.describe(*(each.prompt for each in asked.requests))
             async with call.run(*asked.requests) as streams, aclosing(_events(streams, call.record)) as events:
                 model = asked.requests[0].adapter or self._runner.engine.info.name
@@ -64,11 +65,19 @@ class Completions:
         return Echo(prompt, call.is_prompt_only)
 
 
-def _with_adapter(asked: CompletionCall, engine: EngineProtocol) -> CompletionCall:
-    """Returns a call whose model is a loaded adapter as one to the served model with that adapter."""
-    name = asked.requests[0].model
-    if name in ("", *engine.info.names) or all(each.name != name for each in engine.adapters.infos):
+def _with_adapter(asked: CompletionCall, runner: RequestRunner, caller: Caller) -> CompletionCall:
+    """Returns a call whose model is a loaded adapter as one to the served model with that adapter.
+
+    Raises:
+        UnknownModel: the model is neither; the error names those that the caller may use.
+        Loading: the model is not loaded yet.
+    """
+    engine, name = runner.engine, asked.requests[0].model
+    if name in ("", *engine.info.names):
         return asked
+    runner.lifecycle.check_loaded()  # before, no adapter is known
+    if all(each.name != name for each in engine.adapters.infos):
+        raise unknown_model(name, (*engine.info.names, *runner.usable_adapters(caller)))
     return replace(asked, requests=tuple(replace(each, model="", adapter=name) for each in asked.requests))
 
 

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 from ..access.tokens import ADMIN, Caller
 from ..call.call import Frontend, RequestRunner, ServerCall
-from ..errors import UnknownModel
+from ..call.checks import unknown_model
 from ..http.connection import HttpConnection
 from ..http.framing import HttpRequest
 from ..http.listener import Listener
@@ -67,7 +67,7 @@ def routes_of(runner: RequestRunner, metrics: MetricsCollector, adapters: Adapte
         name = unquote(request.path.removeprefix(_MODELS))
         found = _models(runner, call.caller)
         if name not in found:
-            raise UnknownModel(f"The model {name[:200]!r} is not served here.")
+            raise unknown_model(name, found)
         await reply.json(found[name])
 
     async def load(request: HttpRequest, call: ServerCall, reply: HttpConnection) -> None:

@@ -58,7 +58,7 @@ class ModelSwitch(Generic[E]):
         self._is_ending = False
         self._death: WorkerDied | None = None  # of the current engine
         self.statistics = MergedStatistics(self._engines, self._changed)
-        self.adapters = SwitchedAdapters(lambda: self._current.adapters)
+        self.adapters = SwitchedAdapters(lambda: [engine.adapters for engine in self._engines()])
         self._attach(first)
         self._watch(first)
 

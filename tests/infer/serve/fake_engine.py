@@ -141,10 +141,10 @@ def _released(request: Request, on_event: Callable[[Event], None], event: Event)
 
 
 class FakeAdapters:
-    """Loads any path but one that is missing; its place has room for `num_slots`."""
+    """Loads any path but one that is missing; `max_named` adapters may have names."""
 
-    def __init__(self, num_slots: int = 3) -> None:
-        self.table = AdapterTable(num_slots)
+    def __init__(self, max_named: int = 3) -> None:
+        self.table = AdapterTable(max_named)
 
     @property
     def infos(self) -> tuple[AdapterInfo, ...]:
@@ -155,7 +155,9 @@ class FakeAdapters:
         if path.name == "missing":
             raise CheckpointError(f"{path} does not exist.")
         source = AdapterSource(str(path), "", f"sha256 of {path.name}", 8, 1024, 5)
-        self.table.give(name, self.table.reserve(source))
+        taken = self.table.reserve(name, source)
+        taken.is_loaded = True
+        self.table.give(name, taken)
         return source.info(name)
 
     def unload(self, name: str) -> tuple[AdapterInfo, Future[None]]:

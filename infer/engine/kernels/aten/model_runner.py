@@ -1,6 +1,6 @@
 """The backend on torch's operators: forward passes in tiles of fixed size, logits, the sampler."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -93,9 +93,13 @@ class ModelRunner(Backend):
         found: Array = torch.cat([logits_RV for _, logits_RV in self._logits(plan)]).cpu().numpy()
         return found
 
-    def set_adapter(self, slot: int, adapter: RankAdapter) -> None:
-        """Keeps an adapter in a slot: see `Backend`."""
-        self._adapters[slot] = self._interpreter.prepared(adapter)
+    def pack_adapter(self, slot: int, adapter: RankAdapter) -> Callable[[], object]:
+        """Copies an adapter for a slot: see `Backend`."""
+        return partial(self._adapters.__setitem__, slot, self._interpreter.prepared(adapter))
+
+    def drop_adapter(self, slot: int) -> None:
+        """Frees the memory of the adapter in a slot: see `Backend`."""
+        self._adapters.pop(slot, None)
 
     def _logits(self, plan: RunningPlan) -> Iterator[tuple[int, torch.Tensor]]:
         """Computes a step; yields its logits in parts of at most MAX_HEAD_ROWS rows, with the number of the first.

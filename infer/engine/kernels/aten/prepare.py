@@ -40,7 +40,7 @@ def prepare(job: Job, program: Program, load: LoadParams) -> ModelRunner:
         job.num_twins,
         device,
     )
-    return ModelRunner(program, weights, cache, tp, job.max_batched_tokens, job.max_adapters > 0)
+    return ModelRunner(program, weights, cache, tp, job.max_batched_tokens, job.adapter_slots > 0)
 
 
 def _device(job: Job) -> torch.device:

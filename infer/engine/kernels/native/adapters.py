@@ -1,8 +1,10 @@
 """The adapters of a rank in the hands of the kernels: for each operation an array of structures, one per slot."""
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from ctypes import Array as CArray
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
@@ -14,6 +16,26 @@ from ...program.operations import Multiply, RunExperts
 from ...program.own_params import linear_biases, norm_params, own_head
 from .binding.structures import PANEL, NormVectors, PackedAdapter, PackedMatrix
 from .packing import PackedWeights, Stack, pack, padded_vector
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedRankAdapter:
+    """An adapter as the kernels read it.
+
+    Attributes:
+        products: what it adds to the products with weights, by their names.
+        norms: the vectors of norms, by the names of their weights.
+        head: its own head, if it has one.
+        memory: what the structures point to.
+    """
+
+    products: Mapping[str, PackedAdapter] = field(default_factory=dict)
+    norms: Mapping[str, NormVectors] = field(default_factory=dict)
+    head: PackedMatrix = field(default_factory=PackedMatrix)
+    memory: Sequence[Array] = ()
+
+
+EMPTY: Final = PackedRankAdapter()
 
 
 class AdapterSlots:
@@ -32,7 +54,7 @@ class AdapterSlots:
         self._norms = dict(norm_params(program)) if count else {}
         self._vectors: dict[str, CArray[NormVectors]] = {name: (NormVectors * count)() for name in self._norms}
         self._head, self._heads = own_head(program) if count else None, (PackedMatrix * count)()
-        self._memory: dict[int, list[Array]] = {}  # to which the structures of a slot point
+        self._held: dict[int, PackedRankAdapter] = {}  # by slot, as long as its structures point to their memory
 
     def address(self, weight: str) -> int | None:
         """Returns the address of a weight's array; None if there are no slots."""
@@ -46,17 +68,25 @@ class AdapterSlots:
         """Returns the address of the array of heads; None if there are no slots, or the model's is tied."""
         return ctypes.addressof(self._heads) if self._head else None
 
-    def set(self, slot: int, adapter: RankAdapter) -> None:
-        """Packs an adapter into a slot, in place of the one that it had; no step is computed meanwhile."""
+    def pack(self, adapter: RankAdapter) -> PackedRankAdapter:
+        """Packs an adapter; steps may be computed meanwhile."""
         memory: list[Array] = []
+        products = {name: self._packed(name, adapter, memory) for name in self._arrays}
+        norms = {
+            weight: NormVectors(*(self._vector(name, adapter.own, memory) for name in (weight, offset)))
+            for weight, offset in self._norms.items()
+        }
+        head = PackedMatrix() if self._head is None else self._packed_head(self._head.name, adapter.own, memory)
+        return PackedRankAdapter(products, norms, head, memory)
+
+    def put(self, slot: int, packed: PackedRankAdapter) -> None:
+        """Puts a packed adapter into a slot, in place of the one that it had; no step is computed meanwhile."""
         for name, array in self._arrays.items():
-            array[slot] = self._packed(name, adapter, memory)
-        for weight, offset in self._norms.items():
-            addresses = (self._vector(name, adapter.own, memory) for name in (weight, offset))
-            self._vectors[weight][slot] = NormVectors(*addresses)
-        if self._head is not None:
-            self._heads[slot] = self._packed_head(self._head.name, adapter.own, memory)
-        self._memory[slot] = memory
+            array[slot] = packed.products.get(name, PackedAdapter())
+        for weight, vectors in self._vectors.items():
+            vectors[slot] = packed.norms.get(weight, NormVectors())
+        self._heads[slot] = packed.head
+        self._held[slot] = packed
 
     def _packed(self, name: str, adapter: RankAdapter, memory: list[Array]) -> PackedAdapter:
         """Returns what an adapter adds to the product with a weight."""

@@ -1,8 +1,9 @@
 """The backend of C kernels: a step in one call, on threads of its own."""
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ctypes import byref
+from functools import partial
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from ...step.sampling_rows import SamplingRows
 from ..backend import Backend, DecodedAhead, Masks, no_masks
 from ..sampler.native_sampler import native_sampler
 from ..sampler.sampler import run_sampler
-from .adapters import AdapterSlots
+from .adapters import EMPTY, AdapterSlots
 from .binding.structures import NativeModel
 from .buffers import RankBuffers
 from .decode_ahead import AssignedPlan, assign
@@ -37,7 +38,7 @@ class NativeRunner(Backend):
         cache: the shape of the rank's cache.
         max_tokens: the largest number of tokens of a step.
         peers: the ranks of the model.
-        adapters: the number of adapters that may be loaded, and their largest rank.
+        adapters: the number of adapters in memory, and their largest rank.
     """
 
     def __init__(
@@ -126,9 +127,13 @@ class NativeRunner(Backend):
             return DecodedAhead(None, bool(ahead.arguments.has_next))
         return DecodedAhead(self._sampler.output(plan.rows).token_ids) if steps else None
 
-    def set_adapter(self, slot: int, adapter: RankAdapter) -> None:
-        """Keeps an adapter in a slot: see `Backend`."""
-        self._adapters.set(slot, adapter)
+    def pack_adapter(self, slot: int, adapter: RankAdapter) -> Callable[[], object]:
+        """Packs an adapter for a slot: see `Backend`."""
+        return partial(self._adapters.put, slot, self._adapters.pack(adapter))
+
+    def drop_adapter(self, slot: int) -> None:
+        """Frees the memory of the adapter in a slot: see `Backend`."""
+        self._adapters.put(slot, EMPTY)
 
     def logits(self, plan: RunningPlan) -> Array:
         """Computes a step as `step` does; returns the raw logits of its rows on every rank: fp32 [R, vocab_size]."""

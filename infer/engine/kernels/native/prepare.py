@@ -55,7 +55,7 @@ def prepare(job: Job, program: Program, load: LoadParams) -> NativeRunner:
     peers = Peers(job.rank, job.tp, FileGather(job.store, job.rank, job.tp)) if job.tp > 1 else ALONE
     with freed_memory_returned():
         weights.key_factors = load_weights(job, program, load, weights.take, peers, job.threads)
-    adapters = job.max_adapters, job.max_adapter_rank
+    adapters = job.adapter_slots, job.max_adapter_rank
     cache = CacheShape(job.num_blocks, job.block_size, job.kv_dtype, job.num_twins)
     return NativeRunner(program, weights, cache, job.max_batched_tokens, job.threads, peers, adapters)
 

@@ -18,7 +18,7 @@ from tk.model.stored_config import stored_config
 from tk.tests.infer.history import BLOCK_SIZE
 from tk.tests.infer.sampling_row import SamplingRow, pack
 
-JOB = Job("", "native", "fp32", "fp32", 120, 0, BLOCK_SIZE, 512, max_adapters=3, max_adapter_rank=64)
+JOB = Job("", "native", "fp32", "fp32", 120, 0, BLOCK_SIZE, 512, adapter_slots=3, max_adapter_rank=64)
 Sequences = Sequence[tuple[Sequence[int], int]]  # tokens, and the slot of the adapter
 
 
@@ -34,7 +34,7 @@ def put(made: Backend, slot: int, path: Path, base: Path, job: Job) -> None:
     """Loads an adapter into a slot of a backend."""
     config = stored_config(Checkpoint.open(base)).model_dump(mode="json")
     order = AdapterOrder(slot, str(path), Checkpoint.open(path).folder.fingerprint, config)
-    made.set_adapter(slot, order.carry_out(job))
+    made.pack_adapter(slot, order.carry_out(job))()
 
 
 def together(made: Backend, sequences: Sequences, steps: int = 1) -> list[Array]:

@@ -89,7 +89,7 @@ def test_experts_are_counted_where_an_adapter_has_them(tmp_path: Path) -> None:
     found = with_room(replace(none, adapters={"a": attention, "b": adapter}), config)
     plans = [plan_memory(config, each, "fp32", "fp32") for each in (none, with_room(none, config), found)]
     assert [each.max_adapter_experts for each in plans] == [0, 0, 2]
-    assert plans[0].adapter_bytes == plans[1].adapter_bytes == plans[2].adapter_bytes - 2 * plans[2].expert_bytes
+    assert plans[0].adapter_bytes == plans[1].adapter_bytes == plans[2].adapter_bytes - 3 * plans[2].expert_bytes
     factors = 3 * 4 * 4 * (3 * 16 * (64 + 96))  # bytes: layers, experts, values; pairs of a rank, inputs and outputs
     assert factors < plans[2].expert_bytes < 4 * factors
     source = AdapterSource.open(adapter, Checkpoint.open(base), config, plans[2])
@@ -118,10 +118,12 @@ def test_heads_that_do_not_fit_are_refused_with_numbers(tmp_path: Path, monkeypa
     config, none = stored_config(Checkpoint.open(base)), EngineOptions(base, max_adapters=3, kv_blocks=4)
     plans = [plan_memory(config, replace(none, max_adapter_heads=heads), "bf16", "bf16") for heads in (None, 0, 2, 9)]
     head = 2 * 112 * 64  # bf16, 101 rows padded to 112
-    assert [each.adapter_bytes - plans[0].adapter_bytes for each in plans] == [0, 0, 2 * head, 3 * head]
-    assert "up to 3 of rank 64, 2 with a head of 14 KiB" in plans[2].table()
+    assert [each.adapter_bytes - plans[0].adapter_bytes for each in plans] == [0, 0, 3 * head, 4 * head], (
+        "the next one's, too"
+    )
+    assert "up to 3 of rank 64, and the next of one; 2 with a head of 14 KiB" in plans[2].table()
     monkeypatch.setattr(memory_plan, "free_memory", lambda: plans[0].total_bytes)
-    with pytest.raises(ConfigError, match=r"3 adapters of rank 64, 2 with heads \(.*\),.* or max_adapter_heads, or"):
+    with pytest.raises(ConfigError, match=r"4 adapters of rank 64, 3 with heads \(.*\),.* or max_adapter_heads, or"):
         plan_memory(config, replace(none, max_adapter_heads=2), "bf16", "bf16")
 
 

@@ -16,7 +16,7 @@ class Broken:
         """Fails."""
         raise ZeroDivisionError("injected")
 
-    sample_again = decode_ahead = logits = set_adapter = step
+    sample_again = decode_ahead = logits = pack_adapter = drop_adapter = step
 
 
 if __name__ == "__main__":

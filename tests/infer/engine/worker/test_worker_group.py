@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from tk.infer.engine.kernels.native.binding.library import instruction_sets
 from tk.infer.engine.options import EngineOptions
 from tk.infer.engine.request.events import Failed
 from tk.infer.engine.request.request import Request
+from tk.infer.engine.worker.adapter_loaders import AdapterLoaders, PackedOrder
 from tk.infer.engine.worker.processes import WorkerProcesses
 from tk.infer.engine.worker.step_watch import StepWatch
 from tk.infer.engine.worker.worker_group import WorkerGroup
@@ -35,6 +37,7 @@ from tk.model.config import ModelConfig
 from tk.model.registry import tensor_table
 from tk.tests.infer.engine.free_blocks import num_free_blocks
 
+ECHO = "tk.tests.infer.engine.worker.echo_worker"
 LONG = SamplingParams(max_new_tokens=600, ignore_eos=True)
 
 
@@ -341,3 +344,10 @@ def test_workers_that_a_signal_closed_before_their_start_are_no_defect() -> None
     with pytest.raises(Cancelled, match="closed while they were starting"):
         group.start(job, 60.0)
     group.close(kill=True)
+
+
+def test_an_adapter_that_other_workers_have_packed_is_not_put_into_its_slot() -> None:
+    """They have died between the two."""
+    group = WorkerGroup(WorkerProcesses(1, 1, ECHO), StepWatch(None, lambda error: None))
+    with closing(group), pytest.raises(WorkerDied, match="ended before the adapter was loaded"):
+        group.put_adapter(PackedOrder(1, AdapterLoaders(())))

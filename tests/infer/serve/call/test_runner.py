@@ -1,11 +1,12 @@
 """The way of a request through the server, without a protocol: when it is admitted, what a refusal leaves."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tk.core.errors import Cancelled, InvalidRequest, Overloaded, TkError
+from tk.core.errors import Cancelled, InvalidRequest, Overloaded, TkError, UnknownAdapter
 from tk.infer.engine.request.events import Delta, Finished, SentEvent, Started
 from tk.infer.engine.request.request import Request
 from tk.infer.engine.request.sampling_params import SamplingParams
@@ -115,3 +116,21 @@ def test_requests_that_the_engine_takes_pass_the_observer_once(engine: FakeEngin
     asyncio.run(run())
     assert statistics.rejections == {}, "the log of calls counts them"
     assert statistics.successes == {"length": 1}
+
+
+def test_an_unknown_adapter_is_an_error_with_those_that_the_caller_may_use(engine: FakeEngine) -> None:
+    for name in ("sql", "legal"):
+        engine.adapters.load(name, Path("/one"))
+
+    async def run() -> None:
+        visit = Visit(engine)
+        visit.lifecycle.set_loaded()
+        for allowed, known in (({"sql", "gone"}, "'sql'."), ({"gone"}, "none."), (None, "'sql', 'legal'.")):
+            caller = Caller("alice", adapters=None if allowed is None else frozenset(allowed))
+            with pytest.raises(UnknownAdapter) as caught:
+                async with visit.runner.run(asked(adapter="gone"), caller):
+                    pass
+            assert str(caught.value) == f"Adapter 'gone' is not loaded; loaded are: {known}"
+            assert caught.value.__suppress_context__, "the engine's error names all"
+
+    asyncio.run(run())

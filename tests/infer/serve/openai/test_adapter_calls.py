@@ -128,5 +128,10 @@ def test_a_token_may_allow_some_adapters_only(engine: FakeEngine, tmp_path: Path
         answers = [server.ask("/v1/completions", BODY | {"model": name}, bearer) for name in ("fake", "sql", "legal")]
         assert [each.status for each in answers] == [200, 200, legal]
         assert [each["id"] for each in server.ask("/v1/models", headers=bearer).json["data"]] == listed
+        unknown = server.ask("/v1/completions", BODY | {"model": "other"}, bearer)
+        known = f"ask for {' or '.join(map(repr, listed))}."
+        for answer in (unknown, server.ask("/v1/models/other", headers=bearer)):
+            assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+            assert answer.error["message"].endswith(known), answer.error["message"]
     assert [each.adapter for each in engine.requests] == ["", "sql", "", "sql", "legal"]
     server.close()

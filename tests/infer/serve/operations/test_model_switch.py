@@ -86,9 +86,9 @@ class Bench:
         self.engines[step].loaded.set()
         return future.result(WAIT_SECONDS).step
 
-    def ask(self, request_id: str) -> list[Event]:
+    def ask(self, request_id: str, adapter: str = "") -> list[Event]:
         events: list[Event] = []
-        self.switch.submit(Request((1,), SamplingParams(), request_id), events.append)
+        self.switch.submit(Request((1,), SamplingParams(), request_id, adapter=adapter), events.append)
         return events
 
 
@@ -130,6 +130,21 @@ def test_an_abort_finds_a_request_of_the_old_engine(bench: Bench) -> None:
     bench.load(2)
     assert bench.switch.abort("old")
     wait_until(lambda: bench.engines[1].is_closed)
+
+
+def test_an_adapter_is_unloaded_when_its_last_request_of_the_old_engine_has_ended(bench: Bench) -> None:
+    bench.switch.adapters.load("a", Path("/one"))
+    bench.ask("old", "a")
+    bench.load(2)
+    bench.switch.adapters.load("a", Path("/two"))
+    bench.ask("new", "a")
+    info, unused = bench.switch.adapters.unload("a")
+    assert info.sha256 == "sha256 of two", "that of the engine which answers"
+    bench.engines[2].finish("new")
+    wait_until(lambda: not bench.engines[2].adapters.table.in_slots)
+    assert not unused.done()
+    bench.engines[1].finish("old")
+    unused.result(WAIT_SECONDS)
 
 
 def test_at_most_two_engines_live_and_the_newest_reload_waits(bench: Bench) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tk.core.errors import UnknownAdapter
 from tk.infer.engine.request.events import AdapterInfo
 from tk.infer.serve.errors import Loading
 from tk.infer.serve.operations.switched_adapters import SwitchedAdapters
@@ -27,7 +28,7 @@ class SlowAdapters(FakeAdapters):
 
 def test_adapters_are_those_of_the_current_engine_and_do_not_change_in_a_still_time() -> None:
     engines = [FakeAdapters()]
-    adapters = SwitchedAdapters(lambda: engines[-1])
+    adapters = SwitchedAdapters(lambda: engines[-1:])
     adapters.load("a", Path("/one"))
     with adapters.still():
         for change in (lambda: adapters.load("b", Path("/two")), lambda: adapters.unload("a")):
@@ -43,7 +44,7 @@ def test_adapters_are_those_of_the_current_engine_and_do_not_change_in_a_still_t
 
 def test_a_still_time_begins_when_what_is_being_loaded_is() -> None:
     slow = SlowAdapters()
-    adapters = SwitchedAdapters(lambda: slow)
+    adapters = SwitchedAdapters(lambda: [slow])
 
     def names() -> list[str]:
         with adapters.still():
@@ -56,3 +57,22 @@ def test_a_still_time_begins_when_what_is_being_loaded_is() -> None:
         slow.may_end.set()
         assert seen.result(WAIT_SECONDS) == ["a"]
         assert loading.result(WAIT_SECONDS).name == "a"
+
+
+def test_an_unloaded_adapter_is_gone_when_the_requests_of_the_old_engine_have_ended_too() -> None:
+    current, old = FakeAdapters(), FakeAdapters()
+    adapters = SwitchedAdapters(lambda: [current, old])
+    for engine in (current, old):
+        engine.load("a", Path("/one"))
+    current.load("b", Path("/two"))
+    leases = [engine.table.hold("a") for engine in (old, current)]
+    info, unused = adapters.unload("a")
+    assert (info.name, current.infos[0].name, old.infos) == ("a", "b", ())
+    for lease in leases:
+        assert not unused.done()
+        assert not unused.cancel(), "a caller that leaves ends no other's wait"
+        lease.release()
+    assert unused.done()
+    assert adapters.unload("b")[1].done(), "the old engine never had it"
+    with pytest.raises(UnknownAdapter, match="'a' is not loaded"):
+        adapters.unload("a")

@@ -47,8 +47,8 @@ def plan(start: int, stop: int, size: int) -> RunningPlan:
 def run(folder: str, dtype: str, kv_dtype: str, weight_dtype: str, instruction_set: str) -> None:
     """Computes a prefill and some decodes, in buffers of just the size that they need; at last without Python."""
     job = Job(folder, "native", dtype, kv_dtype, 20, 0, 16, 37, 1, 0, "", 2, instruction_set, "", weight_dtype)
-    backend, adapted = load(job), load(replace(job, max_adapters=2, max_adapter_rank=RANK))
-    adapted.set_adapter(1, random_adapter(folder, by_name(dtype)))
+    backend, adapted = load(job), load(replace(job, adapter_slots=2, max_adapter_rank=RANK))
+    adapted.pack_adapter(1, random_adapter(folder, by_name(dtype)))()
     for start, stop in ((0, 37), (37, 38), (38, 40), (40, 43), (43, 50)):
         expected = backend.logits(plan(start, stop, 16))
         assert np.isfinite(expected).all()

@@ -133,7 +133,7 @@ def check_histories(folder: Path, job: Job, name: str = "llama3") -> None:
     """
     base, adapters = make(folder, name)
     made, threaded = (serving(base, adapters, replace(job, threads=threads)) for threads in (1, 3))
-    sequences, plain = prompts(VOCAB), serving(base, [], replace(job, max_adapters=0))
+    sequences, plain = prompts(VOCAB), serving(base, [], replace(job, adapter_slots=0))
     texts = [tokens for tokens, _ in sequences]
     leases = {i: AdapterLease(slot, f"{slot}") for i, (_, slot) in enumerate(sequences) if slot >= 0}
     every = range(len(texts))
