@@ -5,9 +5,13 @@ one thread, its time on a core is measured: other processes take none of it. The
 bf16, or a folder; its adapters of all linear layers, of rank 16 and of ranks 4 to 64, are those of a run of one step.
 """
 
+import json
+import os
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +20,7 @@ import click
 import numpy as np
 
 from tk.benchmarks.bench_lora import model_sizes
-from tk.benchmarks.peers.environments import BUILD
+from tk.benchmarks.peers.environments import BUILD, peer_environment, python_of
 from tk.checkpoint import Checkpoint
 from tk.core.config import parse
 from tk.core.cpu import read_cpu
@@ -43,7 +47,7 @@ VOCAB: Final = 8192  # of the benchmark's own model and tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class MeasuredStep:
     """A step: the sequences of a batch, the tokens of each that are cached, and those that the step computes."""
 
     name: str
@@ -70,8 +74,8 @@ class Work:
 
 
 STEPS: Final = (
-    *(Work(f"decode, batch {batch}", batch, 32, 1) for batch in (1, 8, 32)),
-    Work("prefill, 8 x 64 tokens", 8, 0, 64),
+    *(MeasuredStep(f"decode, batch {batch}", batch, 32, 1) for batch in (1, 8, 32)),
+    MeasuredStep("prefill, 8 x 64 tokens", 8, 0, 64),
 )
 
 
@@ -130,12 +134,14 @@ def backends(base: Path, adapters: Sequence[Path], weight_dtype: str, threads: i
     return plain, beside
 
 
-def measure(work: Work, ways: Sequence[tuple[Backend, Sequence[int]]], rounds: int, threads: int) -> list[list[float]]:
-    """Returns the seconds of the step each way, after two rounds that warm up."""
+def measure(
+    work: MeasuredStep, ways: Sequence[tuple[Backend, Sequence[int]]], rounds: int, threads: int
+) -> list[list[float]]:
+    """Returns the seconds of the step each way, after two rounds that warm up; a long step has half of the rounds."""
     clock = time.thread_time if threads == 1 else time.perf_counter
     planned = [(backend, work.plan(slots)) for backend, slots in ways]
     seconds: list[list[float]] = [[] for _ in ways]
-    for number in range(rounds + 2):
+    for number in range(2 + (rounds if work.tokens == 1 else rounds // 2)):
         for found, (backend, plan) in zip(seconds, planned, strict=True):
             start = clock()
             backend.logits(plan)
@@ -144,7 +150,7 @@ def measure(work: Work, ways: Sequence[tuple[Backend, Sequence[int]]], rounds: i
     return seconds
 
 
-def show(work: Work, ways: Sequence[Sequence[int]], seconds: Sequence[Sequence[float]], read: Bytes) -> None:
+def show(work: MeasuredStep, ways: Sequence[Sequence[int]], seconds: Sequence[Sequence[float]], read: Bytes) -> None:
     """Prints a row: milliseconds of the first way, and the speed of the others as a share of it."""
     cells = [f"{1e3 * statistics.median(seconds[0]):.1f}"]
     for slots, found in zip(ways[1:], seconds[1:], strict=True):
@@ -155,6 +161,33 @@ def show(work: Work, ways: Sequence[Sequence[int]], seconds: Sequence[Sequence[f
     click.echo(f"| {work.name} | {' | '.join(cells)} |")
 
 
+def vllm_lines(folder: Path, base: Path, adapters: Sequence[Path], threads: int, rounds: int) -> Iterator[list[Any]]:
+    """Yields the lines of peers/vllm_adapters.py, with a base and adapters exported below a folder."""
+    exported = [folder / "exported", *(folder / f"peft-{number}" for number in range(len(adapters)))]
+    for source, target in zip([base, *adapters], exported, strict=True):
+        if not target.exists():
+            command = [sys.executable, "-m", "tk", "export", str(source), str(target)]
+            subprocess.run(command, check=True, stdout=sys.stderr)
+    command = [str(python_of("vllm")), "-m", "tk.benchmarks.peers.vllm_adapters", str(exported[0]), str(threads)]
+    command += [str(rounds), *map(str, exported[1:])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | peer_environment()) as process:
+        assert process.stdout is not None  # a pipe
+        for line in process.stdout:
+            yield json.loads(line)
+
+
+def show_vllm(lines: Iterable[list[Any]]) -> None:
+    """Prints a table of vLLM's milliseconds, and of the speed with adapters as a share of that without."""
+    click.echo("\nvLLM, bf16\n\n| | base, ms | one of rank 16, ms | share | 8 mixed, ms | share |")
+    click.echo("|---|---|---|---|---|---|")
+    for name, base, *others in lines:
+        cells = [f"{1e3 * statistics.median(base):.1f}"]
+        for found in others:
+            share = statistics.median(one / other for one, other in zip(base, found, strict=True))
+            cells += [f"{1e3 * statistics.median(found):.1f}", f"{share:.3f}"]
+        click.echo(f"| {name} | {' | '.join(cells)} |")
+
+
 @click.command()
 @click.option("--model", type=click.Path(path_type=Path), help="A folder to serve in place of random weights.")
 @click.option("--hidden", default=2048, show_default=True)
@@ -162,10 +195,16 @@ def show(work: Work, ways: Sequence[Sequence[int]], seconds: Sequence[Sequence[f
 @click.option("--rounds", default=30, show_default=True)
 @click.option("--threads", default=2, show_default=True)
 @click.option(
-    "--weight-dtype", "weight_dtypes", default=("bf16", "int8", "int4"), multiple=True, show_default=True, type=str
+    "--weight-dtype",
+    "weight_dtypes",
+    type=click.Choice(["bf16", "int8", "int4"]),
+    default=("bf16", "int8", "int4"),
+    multiple=True,
+    show_default=True,
 )
+@click.option("--vllm", is_flag=True, help="Measure vLLM's CPU build, too, which is installed on first use.")
 def main(
-    model: Path | None, hidden: int, layers: int, rounds: int, threads: int, weight_dtypes: tuple[str, ...]
+    model: Path | None, hidden: int, layers: int, rounds: int, threads: int, weight_dtypes: tuple[str, ...], vllm: bool
 ) -> None:
     """Print a table in Markdown per dtype of the base's weights."""
     cpu = read_cpu()
@@ -187,6 +226,8 @@ def main(
         for work in STEPS:
             turns = [(plain, ways[0]), *((beside, slots) for slots in ways[1:])]
             show(work, ways, measure(work, turns, rounds, threads), Bytes.of(base, weight_dtype))
+    if vllm:
+        show_vllm(vllm_lines(folder, base, adapters, threads, rounds))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from ..core.cores import usable_cores
 from ..core.cpu import read_cpu
 from ..core.cuda import has_driver
 from ..core.extras import install_line
@@ -26,7 +27,6 @@ _SMALL_SHM: Final = 1 << 30
 _FEW_FILES: Final = 4096
 _FAST_BF16: Final = frozenset({"avx512_bf16", "amx_bf16"})
 _EXTRAS: Final = (
-    ("h11", "tk serve --http", "http"),
     ("opentelemetry-sdk", "tk serve --otlp-endpoint", "otel"),
     ("tensorboard", "[metrics] tensorboard = true", "tensorboard"),
     ("pyarrow", "data in .parquet files", "parquet"),
@@ -63,7 +63,7 @@ def examine(folder: Path = Path()) -> list[Fact]:
 
 def _hardware() -> Iterator[Fact]:
     cpu = read_cpu()
-    usable, installed = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    usable, installed = usable_cores(), os.cpu_count() or 1
     cores = str(usable) if usable == installed else f"{usable} of {installed} are usable by this process"
     yield Fact("machine", "CPU", cpu.model)
     yield Fact("machine", "cores", cores)
@@ -219,6 +219,6 @@ def _use() -> Iterator[Fact]:
     low = "bf16 saves memory and time on this machine" if fast else "bf16 saves memory but no time on this machine"
     yield Fact("tk uses", "dtype", f"[precision] params, fp32 by default; {low}")
     chosen = os.environ.get("OMP_NUM_THREADS")
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     threads = f"{chosen} per rank, by OMP_NUM_THREADS" if chosen else f"{cores} cores divided by the local ranks"
     yield Fact("tk uses", "threads", threads)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ..core.errors import ConfigError
-from ..core.extras import install_line
 from .adapter_options import serving_options, with_base
 from .common import PATH
 from .engine_options import (
@@ -37,7 +36,7 @@ HURRIED_SECONDS: Final = 0.7  # the same after a second signal: for the callers 
 # The options that ServerOptions has by the same name; all others, but for TLS, are the engine's.
 _SERVER_VALUES: Final = (
     *("host", "port", "admin_port", "health_port", "http_port", "metrics_port", "metrics_host"),
-    *("drain_timeout", "default_max_new_tokens", "tokens", "insecure", "log_prompts", "adapter_root"),
+    *("drain_timeout", "default_max_new_tokens", "tokens", "insecure", "log_prompts", "adapter_root", "cors_origins"),
 )
 
 
@@ -74,7 +73,14 @@ _SERVER_VALUES: Final = (
     "--http",
     "http_port",
     type=click.IntRange(0, 65535),
-    help="Port of HTTP in OpenAI's dialect; 0: a free one. Needs the extra http.",
+    help="Port of HTTP in OpenAI's dialect; 0: a free one.",
+)
+@click.option(
+    "--cors-origin",
+    "cors_origins",
+    multiple=True,
+    metavar="SITE",
+    help="Site whose pages may ask over HTTP, as https://chat.example; may come again. Default: the server's own only.",
 )
 @dtype_option
 @weight_dtype_option
@@ -286,21 +292,12 @@ def _server_options(values: dict[str, Any]) -> "ServerOptions":
 
 
 def _ports(options: "ServerOptions") -> "list[Listener]":
-    """Returns the ports beside that of gRPC.
-
-    Raises:
-        ConfigError: the extra http is not installed.
-    """
+    """Returns the ports beside that of gRPC."""
     if options.http_port is None and options.metrics_port is None:
         return []
-    try:
-        from ..infer.serve.http.metrics_port import metrics_port_of
-        from ..infer.serve.openai.http_port import http_port_of
-    except ModuleNotFoundError as error:
-        if error.name != "h11":
-            raise
-        name = "--metrics-port" if options.http_port is None else "--http"
-        raise ConfigError(f"{name} needs h11: {install_line('http')}.") from error
+    from ..infer.serve.http.metrics_port import metrics_port_of
+    from ..infer.serve.openai.http_port import http_port_of
+
     ports = [] if options.http_port is None else [http_port_of(options)]
     return ports if options.metrics_port is None else [*ports, metrics_port_of(options)]
 

@@ -15,7 +15,7 @@ _PROJECT: Final = Path(__file__).parents[1] / "pyproject.toml"
 
 
 def install_line(extra: str) -> str:
-    """Returns the command that installs the packages of an extra, as `pip install 'h11>=0.14'`."""
+    """Returns the command that installs the packages of an extra, as `pip install 'pyarrow>=18'`."""
     packages = (f"'{requirement}'" for requirement in requirements_of(extra))
     return f"pip install {' '.join(packages)}"
 

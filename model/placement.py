@@ -17,6 +17,7 @@ from ..parallel.layers import (
     VocabParallelEmbedding,
     VocabParallelHead,
 )
+from ..parallel.token_noise import word_of
 from ..parallel.torch_dtypes import torch_dtype
 from .lora.table import factor_name, leaf
 from .norm import LayerNorm, RMSNorm
@@ -112,7 +113,7 @@ class Placement:
                     slice(rank, rank + adapter.rank),
                     adapter.scale,
                     adapter.dropout,
-                    tensor.name,
+                    word_of(tensor.name),
                     own[0].offset[1 - int(self.spec.transposed)],
                 )
                 rank += adapter.rank

@@ -4,6 +4,8 @@ y = W x + scale B A x. The product u = A x is rounded once to the dtype of x; sc
 is rounded. Where tensor parallelism splits the input, each rank has a part of the sum over inputs, for A as for W, so
 the adapter's product needs no exchange of its own.
 
+torch.compile traces all but the product with the weight, which is an operator of its own.
+
 Letters: N any leading dims, T all of them as one, D in features, F out features of this rank, R the ranks of all
 adapters of one parameter, r the rank of one.
 """
@@ -16,7 +18,7 @@ from torch import nn
 
 from .held_weight import Weight, add_input_gradient, add_outputs, add_product, sum_dtype
 from .products import matmul
-from .token_noise import TokenNoise, word_of
+from .token_noise import TokenNoise
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class AdaptedRows:
         ranks: its rows of A, among those of the parameter.
         scale: the factor of its product.
         dropout: the share of inputs that a training step leaves out.
-        key: the full name of its weight, on which the random numbers of dropout depend.
+        word: the word of its weight's full name, on which the random numbers of dropout depend; see `word_of`.
         first: the number of this rank's first input feature.
     """
 
@@ -38,12 +40,14 @@ class AdaptedRows:
     ranks: slice
     scale: float
     dropout: float = 0.0
-    key: str = ""
+    word: torch.Tensor | None = None
     first: int = 0
 
     def dropped(self, x_TD: torch.Tensor, noise: TokenNoise) -> torch.Tensor:
         """Returns inputs, or their gradient, after dropout."""
-        return noise.dropped(x_TD, self.dropout, word_of(self.key), self.first) if self.dropout else x_TD
+        if not self.dropout or self.word is None:
+            return x_TD
+        return noise.dropped(x_TD, self.dropout, self.word, self.first)
 
 
 class AdapterFactors(nn.Module):
@@ -144,9 +148,55 @@ def adapted_product(
     x_ND: torch.Tensor, weight: Weight, num_transposed: int, adapter: AdapterProduct, u_TR: torch.Tensor
 ) -> torch.Tensor:
     """Maps [..., D] to [..., F] by this rank's weight and its adapters; see `held_weight` for the weight."""
+    if torch.compiler.is_compiling() and isinstance(weight, torch.Tensor):
+        bounds = [
+            bound for part in adapter.parts for each in (part.rows, part.ranks) for bound in (each.start, each.stop)
+        ]
+        scales = [part.scale for part in adapter.parts]
+        y_NF: torch.Tensor = _opaque_product(
+            x_ND, weight, num_transposed, u_TR, list(adapter.b), bounds, scales, adapter.num_features
+        )
+        return y_NF
     y_TF = adapter.up(u_TR, sum_dtype(x_ND))
     add_outputs(y_TF, x_ND.flatten(0, -2), weight, num_transposed)
     return y_TF.to(x_ND.dtype).view(*x_ND.shape[:-1], -1)
+
+
+@torch.library.custom_op("tk::adapted_product", mutates_args=())
+def _opaque_product(
+    x_ND: torch.Tensor,
+    weight: torch.Tensor,
+    num_transposed: int,
+    u_TR: torch.Tensor,
+    b: Sequence[torch.Tensor],
+    bounds: Sequence[int],
+    scales: Sequence[float],
+    num_features: int,
+) -> torch.Tensor:
+    """Computes `adapted_product` as torch.compile calls it: traced, it would copy the sum that products join in place.
+
+    Args:
+        bounds: the first row, the end of rows, the first rank and the end of ranks of each adapter.
+        scales: the scale of each adapter.
+    """
+    pairs = zip(bounds[::4], bounds[1::4], strict=True), zip(bounds[2::4], bounds[3::4], strict=True)
+    found = zip(*pairs, scales, strict=True)
+    parts = tuple(AdaptedRows("", slice(*rows), slice(*ranks), scale) for rows, ranks, scale in found)
+    return adapted_product(x_ND, weight, num_transposed, AdapterProduct(parts, u_TR, tuple(b), num_features), u_TR)
+
+
+@_opaque_product.register_fake
+def _(
+    x_ND: torch.Tensor,
+    weight: torch.Tensor,
+    num_transposed: int,
+    u_TR: torch.Tensor,
+    b: Sequence[torch.Tensor],
+    bounds: Sequence[int],
+    scales: Sequence[float],
+    num_features: int,
+) -> torch.Tensor:
+    return x_ND.new_empty((*x_ND.shape[:-1], num_features))
 
 
 def adapted_input_gradient(

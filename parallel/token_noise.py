@@ -43,7 +43,7 @@ class TokenNoise:
         """Returns the random numbers of the tokens at some positions of each sequence of so many tokens."""
         return TokenNoise(self.keys_T.unflatten(0, (-1, length))[:, positions].flatten())
 
-    def dropped(self, x_TD: torch.Tensor, share: float, name: int, first: int) -> torch.Tensor:
+    def dropped(self, x_TD: torch.Tensor, share: float, name: torch.Tensor, first: int) -> torch.Tensor:
         """Returns a tensor without a share of its values, the others divided by 1 - share.
 
         Args:
@@ -53,14 +53,18 @@ class TokenNoise:
             first: the number of the first feature.
         """
         features_D = torch.arange(first, first + x_TD.shape[1], dtype=torch.int32, device=x_TD.device)
-        words_TD = _mixed(self.keys_T.unsqueeze(1) ^ _mixed(features_D, name), name ^ _WORD)
+        words_TD = _mixed(self.keys_T.unsqueeze(1) ^ _mixed(features_D, name), ~name)
         limit = round(share * 2**31)
         return (x_TD / (1 - share)).masked_fill_(words_TD.bitwise_and_(2**31 - 1) < limit, 0.0)
 
 
-def word_of(name: str) -> int:
-    """Returns a word of 32 bits that depends on a name."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
+def word_of(name: str) -> torch.Tensor:
+    """Returns a word of 32 bits that depends on a name, an int32 scalar.
+
+    It is a tensor because torch.compile makes a program for each number, but one for all values of a tensor.
+    """
+    word = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
+    return torch.tensor(_signed(word), dtype=torch.int32, device="cpu")
 
 
 def _int32(values: torch.Tensor) -> torch.Tensor:
@@ -68,9 +72,9 @@ def _int32(values: torch.Tensor) -> torch.Tensor:
     return (((values & _WORD) ^ 2**31) - 2**31).to(torch.int32)
 
 
-def _mixed(words: torch.Tensor, key: int) -> torch.Tensor:
+def _mixed(words: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """Returns a permutation of all words of 32 bits that a key chooses, of products modulo 2^32 and shifted bits."""
-    words = words ^ _signed(key)
+    words = words ^ key
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         words ^= (words >> shift) & (_WORD >> shift)
         words *= _signed(factor)

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -89,6 +90,21 @@ def clients(folder: Path) -> None:
     _environment(folder / "venv", CLIENTS)
 
 
+def dialects(folder: Path) -> None:
+    """Programs that speak OpenAI's dialect in their own ways, and its package of a year before."""
+    packages = ("openai==3.57.0", "langchain-openai==1.7.4", "litellm==1.110.2", "llm==0.36")
+    _environment(folder / "venv", packages)
+    _environment(folder / "old", ("openai==2.8.1",))
+
+
+def harness(folder: Path) -> None:
+    """The lm-evaluation-harness, with the torch, transformers and peft of tk's own environment."""
+    _environment(folder / "venv", ("lm_eval[api]==0.4.13",))
+    run(folder / "venv" / "bin" / "python", *_PIP, "--no-deps", "accelerate==1.15.0")
+    [site] = (folder / "venv" / "lib").glob("python3.*/site-packages")
+    (site / "tk_environment.pth").write_text(sysconfig.get_path("purelib"))
+
+
 def triton(folder: Path) -> None:
     """The client of Triton, in an environment of its own."""
     _environment(folder / "venv", TRITON)
@@ -136,7 +152,7 @@ def model(folder: Path) -> None:
     shutil.rmtree(packages)
 
 
-PARTS: tuple[Callable[[Path], None], ...] = (model, clients, triton, node, envoy, generator, browser)
+PARTS: tuple[Callable[[Path], None], ...] = (model, harness, dialects, clients, triton, node, envoy, generator, browser)
 
 
 def recipe_of(part: Callable[[Path], None]) -> str:

@@ -18,9 +18,9 @@ from tk.benchmarks.peers.token_clock import Speeds, SpeedWorkload, speeds
 VOCAB = 30000  # prompts are of ids below it
 
 
-def load(folder: str, threads: int, max_model_len: int, dtype: str) -> Run:
-    """Loads a model; returns the function that runs a workload."""
-    os.environ |= {
+def environment(threads: int) -> dict[str, str]:
+    """Returns the environment variables of vLLM in a process of its own."""
+    return {
         "VLLM_CPU_KVCACHE_SPACE": "4",
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
@@ -29,6 +29,11 @@ def load(folder: str, threads: int, max_model_len: int, dtype: str) -> Run:
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
+
+
+def load(folder: str, threads: int, max_model_len: int, dtype: str) -> Run:
+    """Loads a model; returns the function that runs a workload."""
+    os.environ |= environment(threads)
     vllm: Any = import_module("vllm")
     options = {"dtype": dtype, "skip_tokenizer_init": True, "enable_prefix_caching": False, "max_num_seqs": 64}
     engine = vllm.LLM(model=folder, max_model_len=max_model_len, **options).llm_engine

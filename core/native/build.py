@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
+from ..cores import usable_cores
 from ..errors import TkError
 from .compiler import Compiler, find_compilers, install_hint
 from .source import COMMON_FLAGS, LINK_FLAGS, NativeSource, NativeUnit
@@ -103,7 +104,7 @@ def _build(
             folder,
         )
 
-    with ThreadPoolExecutor(min(len(units), len(os.sched_getaffinity(0)))) as threads:
+    with ThreadPoolExecutor(min(len(units), usable_cores())) as threads:
         running = {unit.name: threads.submit(compile_unit, unit) for unit in units}
         _report_until_done(running, lambda names: on_progress(f"compiling native {source.name}: still {names} ..."))
     results = {name: future.result() for name, future in running.items()}

@@ -3,6 +3,8 @@
 import os
 from dataclasses import dataclass
 
+from ...core.cores import usable_cores
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -53,4 +55,4 @@ def threads_per_rank(tp: int, wanted: int | None = None) -> int:
     if wanted is not None:
         return wanted
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    return int(given) if given.isdigit() and int(given) else max(1, len(os.sched_getaffinity(0)) // tp)
+    return int(given) if given.isdigit() and int(given) else max(1, usable_cores() // tp)

@@ -2,6 +2,7 @@
 
 import ipaddress
 import logging
+import re
 import resource
 import socket
 from dataclasses import KW_ONLY, dataclass, replace
@@ -15,6 +16,7 @@ from .access.tokens import parse_tokens, read_text
 MAX_CONNECTIONS: Final = 2048  # of a port
 _OWN: Final = 96  # the log, libraries, ports, the template's process, and connections that are taken only to be refused
 _OF_RANK: Final = 8  # a worker's, and those of the one that is loaded beside it
+_ORIGIN: Final = re.compile(r"https?://[^/?#@\s]+", re.IGNORECASE)
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -37,6 +39,7 @@ class ServerOptions:
         tokens: the file of the callers' tokens (see access/tokens.py); None = every caller may make every call.
         log_prompts: whether the log, and spans, have the prompts of requests.
         max_connections: the largest number of connections of a port at a time.
+        cors_origins: the sites, beside the server's own, whose pages may ask over HTTP: https://chat.example, for one.
         adapter_root: the folder below which adapters may be loaded over HTTP; None = over HTTP none may.
         otlp_endpoint: the address of an OpenTelemetry collector, to which spans go by OTLP; None = there are none.
     """
@@ -58,6 +61,7 @@ class ServerOptions:
     max_connections: int = MAX_CONNECTIONS
     otlp_endpoint: str | None = None
     adapter_root: Path | None = None
+    cors_origins: tuple[str, ...] = ()
 
     def validate(self) -> None:
         """Checks all options.
@@ -86,6 +90,12 @@ class ServerOptions:
             self.certificates.check()
         if self.tokens is not None:
             parse_tokens(read_text(self.tokens), self.tokens)
+        for origin in self.cors_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"cors_origin = {origin!r} is no site; it must be as browsers write it, https://chat.example or "
+                    "http://localhost:3000, without a path."
+                )
         if self.adapter_root is not None and not self.adapter_root.is_dir():
             raise ConfigError(f"adapter_root = {self.adapter_root} is no folder; name the one that has the adapters.")
         if self.metrics_port is not None and not self.insecure and not is_loopback(self.metrics_host):

@@ -33,10 +33,10 @@ def test_few_open_files_are_noted_with_their_remedy(monkeypatch: pytest.MonkeyPa
 
 
 def test_an_optional_package_that_is_missing_is_noted_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_EXTRAS", (("no_such_package", "[metrics] nothing", "http"),))
+    monkeypatch.setattr(machine, "_EXTRAS", (("no_such_package", "[metrics] nothing", "parquet"),))
     missing = fact("no_such_package")
     assert (missing.value, missing.state) == ("not installed", "note")
-    assert missing.hint == "needed only for [metrics] nothing: pip install 'h11>=0.14'"
+    assert missing.hint == "needed only for [metrics] nothing: pip install 'pyarrow>=18'"
 
 
 def test_every_extra_of_the_installation_is_listed() -> None:

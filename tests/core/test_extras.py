@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 import tk
 from tk.core.extras import DISTRIBUTION, install_line, requirements_of
 
-EXTRAS = ("compiler", "http", "otel", "parquet", "plot", "structured", "tensorboard")
+EXTRAS = ("compiler", "otel", "parquet", "plot", "structured", "tensorboard")
 
 
 @pytest.fixture(scope="module")

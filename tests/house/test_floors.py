@@ -32,6 +32,7 @@ FLOORS: dict[str, dict[str, int]] = {
     "infer": {"engine": 0, "client": 1, "serve": 2},
     "infer/client": {
         "wire": 0,
+        "chat_wire": 0,
         "outgoing": 1,
         "connection": 1,
         "client": 2,
@@ -122,7 +123,8 @@ COMPUTE: dict[str, str] = {
     "torch_dtypes wide_sums",
     "parity": "close_choices flat_values foreign gradients measure reference_values updates",
     "train.context": "gather kernels tiled tiled_attention ulysses",
-    "train.engine": "attention compiling evaluate nonfinite optimizer_step passes rows stages training_engine",
+    "train.engine": "attention blocked_attention compiling evaluate nonfinite optimizer_step passes rows stages "
+    "training_engine",
     "train.foreign": "accumulation blocks buffers checks construction construction_log context_batch context_model "
     "context_parallel disguise first_values join_job model model_engine on_meta options peft_adapter reached_keys "
     "replay stored_weights take_over watch",

@@ -70,7 +70,7 @@ def test_imports_are_declared_and_declarations_imported(
     groups = project["project"]["optional-dependencies"]
     extras = {
         canonicalize_name(Requirement(r).name)
-        for group in ("http", "otel", "parquet", "plot", "structured", "tensorboard")
+        for group in ("otel", "parquet", "plot", "structured", "tensorboard")
         for r in groups[group]
     }
     # google.rpc's messages come with grpcio-status; generated code imports protobuf's runtime.

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tk.parallel.adapters import AdaptedRows, AdapterFactors
+from tk.parallel.adapters import AdaptedRows, AdapterFactors, adapted_product
 from tk.parallel.layers import ColumnParallelLinear, LayerContext, RowParallelLinear
 from tk.parallel.mesh import ALONE
-from tk.parallel.token_noise import TokenNoise
+from tk.parallel.token_noise import TokenNoise, word_of
 from tk.parallel.weight_grads import WeightGradQueue, run_deferred
 from tk.tests.parallel.test_layers import CPU
 
@@ -36,7 +36,7 @@ def factors(
     ranks = [2 + place for place in range(len(names))]
     ends = list(accumulate(ranks))
     parts = [
-        AdaptedRows(name, ROWS[name], slice(end - rank, end), 0.5 * end, dropout, f"layer.{name}.weight")
+        AdaptedRows(name, ROWS[name], slice(end - rank, end), 0.5 * end, dropout, word_of(f"layer.{name}.weight"))
         for name, rank, end in zip(names, ranks, ends, strict=True)
     ]
     b = {
@@ -131,6 +131,18 @@ def test_a_deferred_weight_gradient_leaves_those_of_the_factors_where_they_are()
     torch.testing.assert_close(found, {name: each for name, each in wanted.items() if name != "weight"})
     run_deferred(queue.take())
     torch.testing.assert_close(layer.weight.grad, wanted["weight"])
+
+
+@pytest.mark.parametrize("num_transposed", [0, 3])
+def test_the_operator_that_compiled_layers_call_is_the_product(num_transposed: int) -> None:
+    call = factors("kv").requires_grad_(False).product(12, None)
+    x, weight = drawn(BATCH, LENGTH, INPUTS, seed=1), drawn(12, INPUTS, seed=2)
+    weight = torch.cat([block.t() for block in weight.chunk(3)]) if num_transposed else weight
+    u, bounds, scales = call.down(x), [6, 9, 0, 2, 9, 12, 2, 5], [part.scale for part in call.parts]
+    given = (x, weight, num_transposed, u, list(call.b), bounds, scales, 12)
+    torch.library.opcheck(torch.ops.tk.adapted_product.default, given)
+    wanted = adapted_product(x, weight, num_transposed, call, u)
+    assert torch.equal(torch.ops.tk.adapted_product(*given), wanted)
 
 
 def test_a_sum_of_low_precision_is_rounded_once() -> None:

@@ -18,7 +18,7 @@ def noise(seed: int = 3, first_row: int = 0, rows: int = 6) -> TokenNoise:
     return TokenNoise.of(seed, numbers, torch.arange(length).expand(rows, length))
 
 
-def kept(mine: TokenNoise, share: float = 0.5, name: int = NAME) -> torch.Tensor:
+def kept(mine: TokenNoise, share: float = 0.5, name: torch.Tensor = NAME) -> torch.Tensor:
     """Returns which values are not left out, [tokens, features]."""
     return mine.dropped(torch.ones(len(mine.keys_T), FEATURES), share, name, 0) != 0
 

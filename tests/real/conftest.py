@@ -32,6 +32,18 @@ def clients() -> Path:
 
 
 @pytest.fixture(scope="session")
+def dialects() -> Path:
+    """A folder with two environments: `venv` with the newest clients of OpenAI's dialect, `old` with an old package."""
+    return part("dialects")
+
+
+@pytest.fixture(scope="session")
+def harness() -> Path:
+    """The interpreter of an environment with the lm-evaluation-harness."""
+    return part("harness") / "venv" / "bin" / "python"
+
+
+@pytest.fixture(scope="session")
 def triton() -> Path:
     """The interpreter of an environment with tritonclient, and without tk."""
     return part("triton") / "venv" / "bin" / "python"

@@ -45,6 +45,9 @@ def test_tritonclient_works_unchanged(triton: Path, tiny: Path, tmp_path: Path) 
     assert (found["health"], found["server"]) == ([True, True, True], "tk")
     assert found["model"][:2] == [tiny.name, ["0"]]
     assert found["model"][2] == [{"name": "text_input", "datatype": "BYTES", "shape": ["1"]}]
+    assert (found["config"]["name"], found["config"]["backend"]) == (tiny.name, "tk")
+    assert found["config"]["input"] == [{"name": "text_input", "data_type": "TYPE_STRING", "dims": ["1"]}]
+    assert found["batched"] == [[1, 1], expected.text]
     answer = {"text_output": [expected.text], "finish_reason": ["length"], "id": "mine"}
     assert found["answer"] == answer | {"model": tiny.name, "version": "0"}
     assert len(found["unnamed"]["text_output"]) == 2
@@ -61,7 +64,7 @@ def check_refusals(refused: dict[str, tuple[str, str]]) -> None:
     for name, status, text in (
         ("tensor", "INVALID_ARGUMENT", "inputs[0].name is 'prompt'; it must be text_input."),
         ("datatype", "INVALID_ARGUMENT", "inputs[0].datatype is 'FP32'; it must be BYTES."),
-        ("shape", "INVALID_ARGUMENT", "inputs[0].shape is [1, 1]"),
+        ("shape", "INVALID_ARGUMENT", "inputs[0].shape is [1, 2]"),
         ("output", "INVALID_ARGUMENT", "outputs[0].name is 'logits'"),
         ("parameter", "INVALID_ARGUMENT", "parameters.beam_width is unknown"),
         ("value", "INVALID_ARGUMENT", "parameters.temperature is -1"),

@@ -10,7 +10,14 @@ from typing import Any
 
 import numpy as np
 from google.protobuf import descriptor_pb2
-from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput, InferResult, service_pb2
+from tritonclient.grpc import (
+    InferenceServerClient,
+    InferInput,
+    InferRequestedOutput,
+    InferResult,
+    model_config_pb2,
+    service_pb2,
+)
 from tritonclient.utils import InferenceServerException
 
 GREEDY = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
@@ -94,8 +101,9 @@ def fields(messages: Any, path: str = "") -> list[str]:
 
 def main(target: str, model: str, token: str) -> None:
     client, headers = InferenceServerClient(target), {"authorization": f"Bearer {token}"}
-    schema = descriptor_pb2.FileDescriptorProto()
+    schema, configs = descriptor_pb2.FileDescriptorProto(), descriptor_pb2.FileDescriptorProto()
     service_pb2.DESCRIPTOR.CopyToProto(schema)
+    model_config_pb2.DESCRIPTOR.CopyToProto(configs)
 
     def infer(tensor: InferInput, name: str = model, **options: Any) -> InferResult:
         return client.infer(name, [tensor], headers=headers, **options)
@@ -105,9 +113,10 @@ def main(target: str, model: str, token: str) -> None:
     other = InferInput("prompt", [1], "BYTES")
     other.set_data_from_numpy(np.array(["a"], dtype=object))
     output = [InferRequestedOutput("logits")]
+    batched = infer(text_input("def main(", (1, 1)), request_id="mine", parameters=GREEDY).as_numpy("text_output")
     metadata = client.get_model_metadata(model, headers=headers, as_json=True)
     found = {
-        "fields": fields(schema.message_type),
+        "fields": fields(schema.message_type) + fields(configs.message_type),
         "health": [
             client.is_server_live(headers=headers),
             client.is_server_ready(headers=headers),
@@ -115,6 +124,8 @@ def main(target: str, model: str, token: str) -> None:
         ],
         "server": client.get_server_metadata(headers=headers).name,
         "model": [metadata["name"], metadata["versions"], metadata["inputs"], metadata["outputs"]],
+        "config": client.get_model_config(model, headers=headers, as_json=True)["config"],
+        "batched": [list(batched.shape), batched[0][0].decode()],
         "answer": shown(infer(text_input("def main("), request_id="mine", parameters=GREEDY)),
         "unnamed": shown(infer(text_input("def main("), name="", parameters=GREEDY | {"n": 2, "stop": '["q"]'})),
         "stream": stream(client, model, headers),
@@ -122,7 +133,7 @@ def main(target: str, model: str, token: str) -> None:
         "refused": {
             "tensor": refusal(infer, other),
             "datatype": refusal(infer, numbers),
-            "shape": refusal(infer, text_input("a", (1, 1))),
+            "shape": refusal(infer, text_input("a", (1, 2))),
             "output": refusal(infer, text_input("a"), outputs=output),
             "parameter": refusal(infer, text_input("a"), parameters={"beam_width": 4}),
             "value": refusal(infer, text_input("a"), parameters={"temperature": -1.0}),
@@ -132,7 +143,7 @@ def main(target: str, model: str, token: str) -> None:
             "late": refusal(infer, text_input("a"), parameters=LONG, client_timeout=0.05),
             "late by a parameter": refusal(infer, text_input("a"), parameters=LONG, timeout=20_000),
             "no token": refusal(client.infer, model, [text_input("a")]),
-            "another extension": refusal(client.get_model_config, model, headers=headers),
+            "another extension": refusal(client.get_log_settings, headers=headers),
         },
     }
     print(json.dumps(found))

@@ -1,7 +1,6 @@
 """torch.compile for a decoder's layers, each compiled for itself: layers of a kind share one program.
 
-Code that communicates, defers gradients or branches on values is not compiled, nor are products with adapters, which
-differ by the name of their layer; the code between is.
+Code that communicates, defers gradients, branches on values or widens codes is not compiled; the code between is.
 Only a run with `[train] compile` calls this module: the compiler takes seconds to import.
 """
 
@@ -33,7 +32,8 @@ def compile_layers(decoders: Sequence[Decoder], config: TrainConfig, device: tor
     if config.recompute.mlp_block:
         outside += [GatedMLP, PlainMLP]
     deferred = config.parallel.schedule == "zb-h1" or config.recompute.mode == "selective"
-    if config.parallel.tp > 1 or deferred or config.lora is not None:
+    coded = config.lora is not None and config.lora.base != "auto"
+    if config.parallel.tp > 1 or deferred or coded:
         outside += [ColumnParallelLinear, RowParallelLinear]
     for decoder in decoders:
         for module in decoder.modules():

@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import FrameType
 
+from ...core.cores import usable_cores
 from ...core.errors import WorkerDied
 from ...core.process import start_module
 from ..health.heartbeat import HEARTBEATS_VARIABLE
@@ -103,7 +104,7 @@ class Launcher:
         return 1 if self.quit_at_once else 0
 
     def _start(self, scratch: Path) -> None:
-        threads = max(1, (os.cpu_count() or 1) // self.num_ranks)
+        threads = max(1, usable_cores() // self.num_ranks)
         for rank in range(self.num_ranks):
             if self.signal_seen is not None:
                 return

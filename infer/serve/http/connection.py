@@ -66,6 +66,7 @@ class HttpConnection:
         self._idle: asyncio.Task[bool] | None = None
         self._is_new = True
         self._is_head = False  # the request's reply has headers alone
+        self.own_headers: Headers = ()  # of the reply, whatever else it says
 
     async def serve(self) -> None:
         """Answers requests until the connection ends or is closed."""
@@ -168,6 +169,7 @@ class HttpConnection:
     async def _serve_one(self) -> bool:
         """Reads and answers one request; returns whether another may follow."""
         self._is_new = self._is_head = False
+        self.own_headers = ()
         self._id = made_id()
         try:
             request = await self._read_request()
@@ -268,14 +270,14 @@ class HttpConnection:
             await self.problem(error)
 
     def _head(self, status: int, content_type: str, headers: Headers) -> h11.Response:
-        own_headers = [
+        common = [
             ("date", formatdate(usegmt=True)),
             ("content-type", content_type),
             ("x-content-type-options", "nosniff"),
             (METADATA_KEY, self._id),
         ]
         closing = [("connection", "close")] if self._is_last else []
-        return h11.Response(status_code=status, headers=[*own_headers, *headers, *closing])
+        return h11.Response(status_code=status, headers=[*common, *self.own_headers, *headers, *closing])
 
     async def _send(self, *events: h11.Event) -> None:
         data = b"".join(self._http.send(event) or b"" for event in events)

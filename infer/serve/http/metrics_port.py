@@ -11,6 +11,7 @@ from ..options import ServerOptions
 from .connection import HttpConnection
 from .framing import HttpRequest
 from .listener import Listener
+from .origins import Origins
 from .router import HttpRoute, HttpRouter
 
 PATH: Final = "/metrics"
@@ -22,7 +23,7 @@ def metrics_port_of(options: ServerOptions) -> Listener:
 
     def router_of(frontend: Frontend) -> HttpRouter:
         route = metrics_route(MetricsCollector(frontend.runner.engine, frontend.statistics), None)
-        return HttpRouter({PATH: route}, replace(frontend, callers=Callers()))
+        return HttpRouter({PATH: route}, replace(frontend, callers=Callers()), Origins())
 
     most = min(MAX_CONNECTIONS, options.max_connections)
     return Listener("metrics", options.metrics_host, options.metrics_port or 0, most, router_of)

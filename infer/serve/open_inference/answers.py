@@ -25,6 +25,20 @@ def metadata_of(info: ModelInfo) -> oip.ModelMetadataResponse:
     )
 
 
+def config_of(info: ModelInfo) -> oip.ModelConfigResponse:
+    """Returns the description of the model in the form of a server's configuration."""
+    outputs = [oip.ModelOutput(name=name, data_type=oip.TYPE_STRING, dims=[-1]) for name in OUTPUTS]
+    config = oip.ModelConfig(
+        name=info.name,
+        platform=PLATFORM,
+        backend="tk",
+        input=[oip.ModelInput(name=TEXT_INPUT, data_type=oip.TYPE_STRING, dims=[1])],
+        output=outputs,
+        model_transaction_policy=oip.ModelTransactionPolicy(decoupled=True),
+    )
+    return oip.ModelConfigResponse(config=config)
+
+
 def whole_answer(inference: Inference, completion: Completion, model: str) -> oip.ModelInferResponse:
     """Returns the answer to a request; `model` is the model's name.
 
@@ -89,7 +103,7 @@ def _answer(inference: Inference, values: Mapping[str, Sequence[str]]) -> oip.Mo
     answer = oip.ModelInferResponse()
     for name in inference.outputs:
         elements = [text.encode() for text in values[name]]
-        tensor = answer.outputs.add(name=name, datatype=BYTES, shape=[len(elements)])
+        tensor = answer.outputs.add(name=name, datatype=BYTES, shape=[*inference.batch, len(elements)])
         if inference.is_raw:
             answer.raw_output_contents.append(b"".join(SIZE.pack(len(each)) + each for each in elements))
         else:

@@ -30,6 +30,7 @@ class Inference:
         request: the request, without the deadline and form of its answer.
         version: the training step, in digits, that the weights must have; "" = any.
         outputs: the names of the answer's tensors.
+        batch: the dimensions before that of the text, which the answer's tensors have too: none, or a 1.
         is_raw: whether contents are raw, those of the answer too.
         timeout: the seconds that the caller waits, or None.
         names: the names of the parameters by the names of the options.
@@ -38,6 +39,7 @@ class Inference:
     request: Request
     version: str
     outputs: tuple[str, ...]
+    batch: tuple[int, ...]
     is_raw: bool
     timeout: float | None
     names: Mapping[str, str]
@@ -61,6 +63,7 @@ def read_inference(message: oip.ModelInferRequest) -> Inference:
         ),
         message.model_version,
         _outputs(message),
+        tuple(message.inputs[0].shape[:-1]),
         is_raw=bool(message.raw_input_contents),
         timeout=read_timeout(message.parameters),
         names=names,
@@ -109,8 +112,8 @@ def _text(message: oip.ModelInferRequest) -> str:
         raise wrong("inputs[0].name", repr(tensor.name[:60]), TEXT_INPUT, tensor.name)
     if tensor.datatype != BYTES:
         raise wrong("inputs[0].datatype", repr(tensor.datatype[:60]), BYTES, tensor.datatype)
-    if len(tensor.shape) != 1 or tensor.shape[0] != 1:
-        raise wrong("inputs[0].shape", str(list(tensor.shape[:9])), "[1]: one text in each request")
+    if list(tensor.shape) not in ([1], [1, 1]):
+        raise wrong("inputs[0].shape", str(list(tensor.shape[:9])), "[1] or [1, 1]: one text in each request")
     for name in tensor.parameters:
         raise unknown_parameter(f"inputs[0].parameters.{name}")
     raw = message.raw_input_contents

@@ -16,7 +16,7 @@ from ..errors import text_for_client
 from ..grpc.calls import GrpcCall
 from ..grpc.messages import INLINE_BYTES
 from ..operations.lifecycle import ServerState
-from .answers import StreamedAnswer, metadata_of, whole_answer
+from .answers import StreamedAnswer, config_of, metadata_of, whole_answer
 from .inference import Inference, check_version, named_as_given, read_inference
 
 OPEN_INFERENCE: Final = oip.DESCRIPTOR.services_by_name["GRPCInferenceService"]
@@ -56,6 +56,11 @@ class OpenInferenceService:
         self._runner.lifecycle.check_loaded()
         self._check_model(request)
         return metadata_of(self._runner.engine.info)
+
+    async def ModelConfig(self, request: oip.ModelConfigRequest, call: GrpcCall) -> oip.ModelConfigResponse:
+        self._runner.lifecycle.check_loaded()
+        self._check_model(request)
+        return config_of(self._runner.engine.info)
 
     async def ModelInfer(self, request: oip.ModelInferRequest, call: GrpcCall) -> oip.ModelInferResponse:
         async with self._running(request, call, at_once=True) as (inference, events):
@@ -125,7 +130,7 @@ class OpenInferenceService:
             async with ended_by(call.deadline), call.run(asked) as [events]:
                 yield inference, events
 
-    def _check_model(self, request: oip.ModelReadyRequest | oip.ModelMetadataRequest) -> None:
+    def _check_model(self, request: oip.ModelReadyRequest | oip.ModelMetadataRequest | oip.ModelConfigRequest) -> None:
         info = self._runner.engine.info
         check_model(request.name, info)
         check_version(request.version, info.step)

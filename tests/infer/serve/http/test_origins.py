@@ -1,13 +1,15 @@
 """Names and sites from which the port may be asked: pages of other sites get nothing, also by DNS rebinding."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tk.core.errors import ConfigError
 from tk.infer.serve.access.tokens import Caller, line_of, token_digest
 from tk.infer.serve.http.framing import HttpRequest
+from tk.infer.serve.http.origins import Origins
 from tk.infer.serve.http.problems import HttpProblem
-from tk.infer.serve.http.router import check_origin, names_of
 from tk.infer.serve.options import ServerOptions
 from tk.tests.infer.serve.fake_engine import FakeEngine
 from tk.tests.infer.serve.http.http_server import HttpServerThread
@@ -19,7 +21,7 @@ def status_for(options: ServerOptions, **headers: str) -> int:
     """The status with which a request is refused; 200 if it is not."""
     given = [(name.replace("_", "-"), value) for name, value in headers.items()]
     try:
-        check_origin(HttpRequest("POST", "/v1/completions", given), names_of(options))
+        Origins.of(options).check(HttpRequest("POST", "/v1/completions", given))
     except HttpProblem as problem:
         return problem.status
     return 200
@@ -92,6 +94,53 @@ def test_a_preflight_is_refused(server: HttpServerThread) -> None:
     answer = server.ask("/v1/completions", None, asked, "OPTIONS")
     assert answer.status == 403
     assert not any(name.lower().startswith("access-control") for name in answer.headers)
+
+
+@pytest.fixture
+def open_to(engine: FakeEngine) -> Iterator[HttpServerThread]:
+    """A server that pages of one other site may ask."""
+    server = HttpServerThread(engine, http_port=0, cors_origins=("https://Chat.example", "http://localhost:3000"))
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize("origin", ["https://chat.example", "http://localhost:3000"])
+def test_pages_of_an_allowed_site_may_ask_and_read(open_to: HttpServerThread, origin: str) -> None:
+    asked = {"origin": origin, "access-control-request-method": "POST"}
+    answer = open_to.ask("/v1/completions", None, asked, "OPTIONS")
+    assert (answer.status, answer.body) == (200, b"")
+    assert answer.headers["access-control-allow-origin"] == origin
+    assert answer.headers["access-control-allow-methods"] == "GET, POST"
+    assert "authorization" in answer.headers["access-control-allow-headers"]
+    for body, status in ((BODY, 200), (BODY | {"stream": True}, 200), (BODY | {"temperature": -1}, 400)):
+        said = open_to.ask("/v1/completions", body, {"origin": origin})
+        assert (said.status, said.headers["access-control-allow-origin"], said.headers["vary"]) == (
+            status,
+            origin,
+            "origin",
+        )
+        assert said.headers["access-control-expose-headers"] == "retry-after, x-request-id"
+        assert "access-control-allow-methods" not in said.headers
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://chat.example", "https://chat.example.evil.example", "https://chat.example:8443", "null"]
+)
+def test_pages_of_sites_beside_it_may_not(open_to: HttpServerThread, engine: FakeEngine, origin: str) -> None:
+    for method, body in (("OPTIONS", None), ("POST", BODY)):
+        asked = {"origin": origin, "access-control-request-method": "POST"}
+        answer = open_to.ask("/v1/completions", body, asked, method)
+        assert answer.status == 403
+        assert "--cors-origin" in answer.error["message"]
+        assert not any(name.startswith("access-control") for name in answer.headers)
+        assert answer.headers["vary"] == "origin"
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize("origin", ["*", "chat.example", "https://chat.example/", "https://a@b", "ftp://chat.example"])
+def test_what_is_no_site_is_refused(origin: str) -> None:
+    with pytest.raises(ConfigError, match="is no site"):
+        ServerOptions(cors_origins=(origin,)).validate()
 
 
 def test_two_origins_are_not_the_first_one(server: HttpServerThread) -> None:

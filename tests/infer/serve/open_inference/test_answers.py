@@ -8,7 +8,7 @@ import pytest
 from tk.infer.engine.request.completion import CompletionBuilder
 from tk.infer.engine.request.events import FinishReason, SentEvent, Started
 from tk.infer.serve.errors import UnknownModel
-from tk.infer.serve.open_inference.answers import StreamedAnswer, metadata_of, whole_answer
+from tk.infer.serve.open_inference.answers import StreamedAnswer, config_of, metadata_of, whole_answer
 from tk.infer.serve.open_inference.inference import read_inference
 from tk.proto.open_inference import open_inference_pb2 as oip
 from tk.tests.infer.serve.fake_engine import INFO, delta, finished
@@ -86,6 +86,21 @@ def test_weights_that_changed_before_the_start_are_no_answer_to_a_version() -> N
         answer_to(message)
     with pytest.raises(UnknownModel):
         StreamedAnswer(read_inference(message), "fake").piece(EVENTS[0])
+
+
+def test_a_tensor_with_a_batch_dimension_has_an_answer_with_one() -> None:
+    message = asking("a", n=2)
+    message.inputs[0].shape.append(1)
+    assert [list(tensor.shape) for tensor in answer_to(message).outputs] == [[1, 2], [1, 2]]
+
+
+def test_the_configuration_describes_the_tensors() -> None:
+    config = config_of(INFO).config
+    assert (config.name, config.platform, config.backend, config.max_batch_size) == ("fake", "tk_safetensors", "tk", 0)
+    assert config.model_transaction_policy.decoupled
+    described = [(tensor.name, tensor.data_type, list(tensor.dims)) for tensor in (*config.input, *config.output)]
+    text = oip.TYPE_STRING
+    assert described == [("text_input", text, [1]), ("text_output", text, [-1]), ("finish_reason", text, [-1])]
 
 
 def test_the_metadata_describe_the_tensors() -> None:

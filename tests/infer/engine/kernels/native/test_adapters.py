@@ -1,5 +1,6 @@
 """Adapters on native kernels: the logits of training's decoder, the same bits in company and at every tp."""
 
+import ctypes
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,9 @@ from tk.infer.engine.job import Job
 from tk.infer.engine.kernels.native import prepare
 from tk.infer.engine.kernels.native.binding import library
 from tk.infer.engine.kernels.native.binding.library import instruction_sets
+from tk.infer.engine.kernels.native.model_runner import NativeRunner
 from tk.infer.engine.request.adapter_lease import AdapterLease
+from tk.infer.engine.step.running_plan import NO_ADAPTER
 from tk.tests.infer.adapters import OWN, make_adapter, trained_logits
 from tk.tests.infer.engine.kernels.adapted import JOB, over_ranks, prompts, put, serving, together
 from tk.tests.infer.engine.kernels.native.products import MODELS, portable
@@ -149,6 +152,24 @@ def check_histories(folder: Path, job: Job, name: str = "llama3") -> None:
         assert found.accepted > 0
         for i in every:
             assert torch.equal(torch.stack(found.logits[i]), torch.stack(alone[i].logits[i])), (i, num_blocks)
+
+
+def test_rows_without_an_adapter_are_prepared_as_in_an_engine_without_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operation before a product rounds them, and the area in which products round rows themselves is as empty."""
+    monkeypatch.setattr(library, "SOURCE", portable())
+    monkeypatch.setattr(prepare, "instruction_sets", lambda: MODELS)
+    base, adapters = make(tmp_path)
+    job = replace(JOB, dtype="bf16", weight_dtype="bf16", kv_dtype="bf16", instruction_set=MODELS[0])
+    counts = []
+    for places, slot in ((0, NO_ADAPTER), (3, NO_ADAPTER), (3, 0)):
+        made = serving(base, adapters[:places], replace(job, adapter_slots=places))
+        assert isinstance(made, NativeRunner)
+        together(made, prompts(VOCAB, (9, 12), (slot, NO_ADAPTER)))
+        area = (ctypes.c_uint16 * made._model.rounded_values).from_address(made._model.rounded)
+        counts.append(np.count_nonzero(np.frombuffer(area, np.uint16)))
+    assert counts[0] == counts[1] < counts[2]
 
 
 def test_a_slot_serves_the_adapter_that_it_got_last(tmp_path: Path) -> None:

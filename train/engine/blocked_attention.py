@@ -1,0 +1,118 @@
+"""Causal attention of bf16 heads by the native kernel, as an operator that autograd and torch.compile know.
+
+torch's own kernel takes three times as long on a CPU without AMX, above all in backward.
+
+Letters: B batch, L length, H query heads, K key heads, E head dim.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...model.attention import Attend, AttendingLayer
+from .native_attention import WIDTHS, AttentionCall, HeadsView, native_attention
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedAttention:
+    """Causal attention by the native kernel, and by another one of what it does not take: see `__call__`.
+
+    Attributes:
+        other: the other attention.
+        threads: the number of threads that compute.
+    """
+
+    other: Attend
+    threads: int
+
+    def __call__(
+        self, at: AttendingLayer, q_BLHE: torch.Tensor, k_BLKE: torch.Tensor, v_BLKE: torch.Tensor
+    ) -> torch.Tensor:
+        """Computes causal attention within the rows, [B, L, H, E] -> [B, L, H, E].
+
+        The kernel takes bf16 heads of 64 dims or a multiple of it, without a window, if each thread gets a key head.
+        """
+        taken = q_BLHE.dtype == torch.bfloat16 and q_BLHE.device.type == "cpu" and not q_BLHE.shape[-1] % WIDTHS
+        if not taken or at.window is not None or k_BLKE.shape[0] * k_BLKE.shape[2] < self.threads:
+            return self.other(at, q_BLHE, k_BLKE, v_BLKE)
+        found: tuple[torch.Tensor, torch.Tensor] = blocked_attention(q_BLHE, k_BLKE, v_BLKE)
+        return found[0]
+
+
+def blocked_or(other: Attend) -> Attend:
+    """Returns causal attention that computes what it can by the native kernel, if this machine has it."""
+    return other if native_attention() is None else BlockedAttention(other, torch.get_num_threads())
+
+
+@torch.library.custom_op("tk::causal_attention", mutates_args=())
+def blocked_attention(
+    q_BLHE: torch.Tensor, k_BLKE: torch.Tensor, v_BLKE: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the outputs [B, L, H, E] and the logarithms of the softmax's sums, fp32 [B, H, L]."""
+    q, k, v = (_dense(each) for each in (q_BLHE, k_BLKE, v_BLKE))
+    out = torch.empty(q.shape, dtype=q.dtype)
+    lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
+    _run({"q": q, "k": k, "v": v, "out": out}, lse)
+    return out, lse
+
+
+@blocked_attention.register_fake
+def _(q_BLHE: torch.Tensor, k_BLKE: torch.Tensor, v_BLKE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    batch, length, heads, _ = q_BLHE.shape
+    return q_BLHE.new_empty(q_BLHE.shape), q_BLHE.new_empty((batch, heads, length), dtype=torch.float32)
+
+
+@torch.library.custom_op("tk::causal_attention_backward", mutates_args=())
+def _backward(
+    grad_BLHE: torch.Tensor,
+    q_BLHE: torch.Tensor,
+    k_BLKE: torch.Tensor,
+    v_BLKE: torch.Tensor,
+    out_BLHE: torch.Tensor,
+    lse_BHL: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    given = (grad_BLHE, q_BLHE, k_BLKE, v_BLKE, out_BLHE)
+    grad, q, k, v, out = (_dense(each) for each in given)
+    grad_q, grad_k, grad_v = (torch.empty(each.shape, dtype=each.dtype) for each in (q, k, v))
+    written = {"grad_q": grad_q, "grad_k": grad_k, "grad_v": grad_v}
+    _run({"grad_out": grad, "q": q, "k": k, "v": v, "out": out, **written}, lse_BHL)
+    return grad_q, grad_k, grad_v
+
+
+@_backward.register_fake
+def _(
+    grad_BLHE: torch.Tensor,
+    q_BLHE: torch.Tensor,
+    k_BLKE: torch.Tensor,
+    v_BLKE: torch.Tensor,
+    out_BLHE: torch.Tensor,
+    lse_BHL: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return q_BLHE.new_empty(q_BLHE.shape), k_BLKE.new_empty(k_BLKE.shape), v_BLKE.new_empty(v_BLKE.shape)
+
+
+def _save(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _gradients(ctx: Any, grad_BLHE: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    grads: tuple[torch.Tensor, ...] = _backward(grad_BLHE, *ctx.saved_tensors)
+    return grads
+
+
+blocked_attention.register_autograd(_gradients, setup_context=_save)
+
+
+def _dense(x_BLHE: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor whose heads are dense."""
+    return x_BLHE if x_BLHE.stride(-1) == 1 else x_BLHE.contiguous()
+
+
+def _run(tensors: dict[str, torch.Tensor], lse_BHL: torch.Tensor) -> None:
+    kernel = native_attention()
+    assert kernel is not None
+    q, key_heads = tensors["q"], tensors["k"].shape[2]
+    views = {name: HeadsView(each.data_ptr(), *each.stride()[:3]) for name, each in tensors.items()}
+    call = AttentionCall(*q.shape[:3], key_heads, q.shape[3], scale=q.shape[3] ** -0.5, lse=lse_BHL.data_ptr(), **views)
+    kernel(call, backward="grad_out" in tensors, threads=torch.get_num_threads())
