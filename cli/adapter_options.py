@@ -83,6 +83,11 @@ _OF_SERVE: Final = (
         help="Most of them that may have a head of their own (modules_to_save); default: all if an --adapter has one.",
     ),
     click.option(
+        "--max-adapter-experts",
+        type=click.IntRange(0),
+        help="Most of them that may have factors of experts; default: all if an --adapter has some.",
+    ),
+    click.option(
         "--adapter-root",
         metavar="DIR",
         type=PATH,

@@ -38,7 +38,8 @@ class EngineAdapters:
 
     def __init__(self, source: ModelSource, workers: WorkerGroup, loop: StepLoop) -> None:
         memory, on_free = source.memory, partial(_free, workers, loop)  # without a cycle
-        self.table = AdapterTable(memory.max_adapters, memory.max_adapter_heads, on_free)
+        most = memory.max_adapters, memory.max_adapter_heads, memory.max_adapter_experts
+        self.table = AdapterTable(*most, on_free)
         self._source, self._workers, self._loop = source, workers, loop
         self._turn = threading.Lock()  # of the load that has a slot and no name yet
         self._lock = threading.Lock()  # guards what follows

@@ -25,7 +25,7 @@ _TYPES: Final = MappingProxyType(
         **dict.fromkeys(("max_step_ms", "slow_step_ms", "step_timeout"), NUMBER | None),
         "start_timeout": NUMBER,
         **dict.fromkeys(("max_restarts", "max_adapter_rank"), INTEGER),
-        **dict.fromkeys(("max_adapters", "max_adapter_heads"), INTEGER | None),
+        **dict.fromkeys(("max_adapters", "max_adapter_heads", "max_adapter_experts"), INTEGER | None),
         "adapters": PATHS_BY_TEXT,
         "served_model_names": TEXTS,
     }
@@ -36,7 +36,7 @@ _BOUNDS: Final = (
     (ge, 1, "1 or more", ("max_batched_tokens", "max_queued_tokens", "quota_sequences", "quota_tokens")),
     (ge, 1, "1 or more", ("max_adapter_rank",)),
     (ge, 0, "0 or more", ("max_queued", "max_restarts", "speculate", "max_adapters")),
-    (ge, 0, "0 or more", ("max_adapter_heads",)),
+    (ge, 0, "0 or more", ("max_adapter_heads", "max_adapter_experts")),
     (gt, 0, "more than 0 milliseconds", ("max_step_ms", "slow_step_ms")),
     (gt, 0, "more than 0 seconds", ("step_timeout",)),
 )
@@ -95,6 +95,8 @@ class EngineOptions:
         max_adapter_rank: the largest rank of a factor of an adapter.
         max_adapter_heads: the number of these adapters that may have a head of their own (`modules_to_save`), each as
             large as the model's; None = all of them if one of `adapters` has one, else none.
+        max_adapter_experts: the number of these adapters that may have factors beside the weights of experts; None =
+            all of them if one of `adapters` has some, else none.
     """
 
     checkpoint: Path
@@ -127,6 +129,7 @@ class EngineOptions:
     max_adapters: int | None = None
     max_adapter_rank: int = 64
     max_adapter_heads: int | None = None
+    max_adapter_experts: int | None = None
 
     @property
     def num_adapters(self) -> int:

@@ -38,6 +38,14 @@ OWN: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "qwen2": {"modules_to_save": ("post_attention_layernorm",), "bias": "lora_only"},
         "qwen3": {"modules_to_save": ("q_norm", "k_norm", "lm_head")},
         "mistral": {"modules_to_save": ("lm_head",)},
+        "mixtral": {"modules_to_save": ("norm", "lm_head")},
+        "qwen2_moe": {
+            "targets": ("q_proj", "k_proj", "v_proj", "up_proj", "down_proj"),
+            "modules_to_save": ("norm",),
+            "bias": "lora_only",
+        },
+        "qwen3_moe": {"modules_to_save": ("q_norm",)},
+        "glm4_moe": {"modules_to_save": ("lm_head",), "bias": "all"},
     }
 )
 Change = Callable[[str, Array], Array]  # a tensor's name and values -> other values

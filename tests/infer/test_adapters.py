@@ -18,9 +18,11 @@ from tk.infer import LLM, AsyncLLM, SamplingParams
 from tk.infer.engine.request.completion import Completion
 from tk.infer.engine.request.request import CacheOptions
 from tk.tests.infer.adapters import OWN, make_adapter, scores, trained_logits
+from tk.tests.model.architectures import ENTRIES
 
 MATRIX = pytest.mark.matrix
 PROMPT = [7, 19, 200, 33, 7, 19, 200, 33, 7, 19, 5, 80] * 3  # repeats itself, so proposals come true
+EXPERT_PROMPT = [7, 19, 20, 33, 5, 80]
 SMALL: dict[str, Any] = {"kv_blocks": 12, "block_size": 16, "max_batched_tokens": 24, "max_running": 8, "speculate": 4}
 SCORED = SamplingParams(max_new_tokens=6, temperature=0.0, logprobs=0, ignore_eos=True)
 
@@ -55,10 +57,12 @@ def logprobs(completion: Completion) -> list[float]:
     return [each.logprob for each in completion.choices[0].logprobs if each.logprob is not None]
 
 
-def expected_logprobs(base: Path, adapter: Path | None, completion: Completion) -> list[float]:
-    """Returns training's log-probabilities of a completion's tokens after PROMPT."""
+def expected_logprobs(
+    base: Path, adapter: Path | None, completion: Completion, prompt: list[int] = PROMPT
+) -> list[float]:
+    """Returns training's log-probabilities of a completion's tokens after a prompt."""
     new = completion.choices[0].token_ids
-    tokens = [*PROMPT, *new]
+    tokens = [*prompt, *new]
     found: list[float] = scores(trained_logits(base, adapter, tokens), tokens)[-len(new) :].tolist()
     return found
 
@@ -78,6 +82,19 @@ def test_log_probabilities_are_those_of_training(base: Path, adapters: dict[str,
             np.testing.assert_allclose(logprobs(found), expected, atol=1e-5)
             score = llm.score(PROMPT, found.choices[0].token_ids, adapter=name)
             np.testing.assert_allclose(score.logprobs, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("tp", "kernels"), [(1, "native"), *(pytest.param(*each, marks=MATRIX) for each in ((2, "native"), (2, "aten")))]
+)
+def test_adapters_of_experts_are_those_of_training(tmp_path: Path, tp: int, kernels: str) -> None:
+    ENTRIES["mixtral"].make(tmp_path / "base")
+    base, adapter = tmp_path / "base", make_adapter(tmp_path / "run", tmp_path / "base", rank=5)
+    with LLM(base, tp=tp, adapters={"a": adapter}, kernels=kernels, kv_blocks=8) as llm:
+        for name, path in (("", None), ("a", adapter)):
+            [found] = llm.generate([EXPERT_PROMPT], SCORED, adapter=name)
+            expected = expected_logprobs(base, path, found, EXPERT_PROMPT)
+            np.testing.assert_allclose(logprobs(found), expected, atol=1e-5)
 
 
 @MATRIX

@@ -18,6 +18,7 @@ from ....model.adapter_text import check_served_text
 from ....model.config import ModelConfig
 from ....model.lora.peft_config import to_peft
 from ....model.lora.table import is_factor
+from ....model.lora.targets import module_of
 from ....model.registry import decoder_spec
 from ....model.spec import HEAD, DecoderSpec
 from ....model.stored_adapter import StoredAdapter, base_identity, check_base
@@ -40,6 +41,7 @@ class AdapterSource:
         size: the bytes of its tensors, as they are served.
         step: the training step of its checkpoint; 0 for a folder of PEFT.
         has_head: whether it has a head of its own.
+        has_experts: whether it has factors beside the weights of experts.
     """
 
     path: str
@@ -49,6 +51,7 @@ class AdapterSource:
     size: int = 0
     step: int = 0
     has_head: bool = False
+    has_experts: bool = False
 
     def info(self, name: str, live_requests: int = 0) -> AdapterInfo:
         """Returns the description of the adapter under a name."""
@@ -65,16 +68,16 @@ class AdapterSource:
             plan: the plan of its memory.
 
         Raises:
-            CheckpointError: it is no adapter of this base, holds what is not served, has a rank above the plan's or a
-                head that the plan has no room for, another vocabulary or chat template than the base, or a number that
-                is not finite.
+            CheckpointError: it is no adapter of this base, holds what is not served, has a rank above the plan's, a
+                head or experts that the plan has no room for, another vocabulary or chat template than the base, or a
+                number that is not finite.
         """
         checkpoint = _open(path)
         adapter, model = StoredAdapter.of(checkpoint), decoder_spec(config)
         spec = adapter.decoder(config)
         _check_served(spec, model, checkpoint.path)
-        rank, has_head = max(each.rank for each in spec.adapters.values()), _has_head(checkpoint, model)
-        _check_room(checkpoint.path, rank, has_head, plan)
+        rank, needs = max(each.rank for each in spec.adapters.values()), _needs(checkpoint, model)
+        _check_room(checkpoint.path, rank, *needs, plan)
         check_served_text(checkpoint, base)
         if adapter.base.identity:
             check_base(adapter, base_identity(base, config), str(base.path))
@@ -86,11 +89,11 @@ class AdapterSource:
         size = dtype.itemsize * sum(math.prod(each.shape) for each in checkpoint.tensors.values())
         checkpoint.folder.require_unchanged()
         place = str(checkpoint.path), checkpoint.folder.fingerprint
-        return AdapterSource(*place, digest.hexdigest(), rank, size, checkpoint.step, has_head)
+        return AdapterSource(*place, digest.hexdigest(), rank, size, checkpoint.step, *needs)
 
 
-def with_heads(options: EngineOptions, config: ModelConfig) -> EngineOptions:
-    """Returns the options with a number for `max_adapter_heads`: by default all adapters may have one, or none.
+def with_room(options: EngineOptions, config: ModelConfig) -> EngineOptions:
+    """Returns the options with numbers for `max_adapter_heads` and `max_adapter_experts`.
 
     Args:
         options: those of an engine.
@@ -99,21 +102,26 @@ def with_heads(options: EngineOptions, config: ModelConfig) -> EngineOptions:
     Raises:
         CheckpointError: an adapter that is to be loaded at start does not open.
     """
-    if options.max_adapter_heads is not None:
-        return options
     spec = decoder_spec(config)
-    has_head = any(_has_head(_open(as_path(path)), spec) for path in options.adapters.values())
-    return replace(options, max_adapter_heads=options.num_adapters if has_head else 0)
+    needs = [_needs(_open(as_path(path)), spec) for path in options.adapters.values()]
+    given = (options.max_adapter_heads, options.max_adapter_experts)
+    heads, experts = (
+        (options.num_adapters if any(each[i] for each in needs) else 0) if most is None else most
+        for i, most in enumerate(given)
+    )
+    return replace(options, max_adapter_heads=heads, max_adapter_experts=experts)
 
 
 def _open(path: Path) -> Checkpoint:
     return Checkpoint.open(path.absolute() if os.path.exists(path) else path)
 
 
-def _has_head(checkpoint: Checkpoint, spec: DecoderSpec) -> bool:
-    """Returns whether a checkpoint holds a head that is not tied."""
-    heads = (tensor for tensor in spec.table if (tensor.param or tensor.name) == HEAD and not tensor.alias)
-    return any(tensor.name in checkpoint.tensors for tensor in heads)
+def _needs(checkpoint: Checkpoint, spec: DecoderSpec) -> tuple[bool, bool]:
+    """Returns whether a checkpoint holds a head that is not tied, and factors of experts of a model."""
+    heads = {tensor.name for tensor in spec.table if (tensor.param or tensor.name) == HEAD and not tensor.alias}
+    experts = {module_of(tensor.name) for tensor in spec.table if tensor.expert is not None}
+    names = checkpoint.tensors.keys()
+    return not heads.isdisjoint(names), any(name.rpartition(".lora_")[0] in experts for name in names)
 
 
 def _check_served(spec: DecoderSpec, base: DecoderSpec, path: Path) -> None:
@@ -122,11 +130,6 @@ def _check_served(spec: DecoderSpec, base: DecoderSpec, path: Path) -> None:
     for tensor in spec.table:
         if not tensor.stored:
             continue
-        if is_factor(tensor) and tensor.expert is not None:
-            raise CheckpointError(
-                f"{path} holds {tensor.name}, a factor of an expert, and adapters of experts are not served beside "
-                "others: merge this adapter into its base and serve that (tk export --merge)."
-            )
         if not is_factor(tensor) and (tensor.param or tensor.name) not in own:
             raise CheckpointError(
                 f"{path} holds {tensor.name}, trained whole (modules_to_save), and beside other adapters only norms, "
@@ -135,7 +138,7 @@ def _check_served(spec: DecoderSpec, base: DecoderSpec, path: Path) -> None:
             )
 
 
-def _check_room(path: Path, rank: int, has_head: bool, plan: MemoryPlan) -> None:
+def _check_room(path: Path, rank: int, has_head: bool, has_experts: bool, plan: MemoryPlan) -> None:
     """Raises CheckpointError if an adapter is larger than any that the plan has room for."""
     if rank > plan.max_adapter_rank:
         raise CheckpointError(
@@ -146,6 +149,11 @@ def _check_room(path: Path, rank: int, has_head: bool, plan: MemoryPlan) -> None
         raise CheckpointError(
             f"{path} has a head of its own (modules_to_save), and max_adapter_heads is 0. Start with a larger "
             f"max_adapter_heads; a head takes {format_bytes(plan.head_bytes)} on each of {plan.tp} ranks."
+        )
+    if has_experts and not plan.max_adapter_experts:
+        raise CheckpointError(
+            f"{path} has factors of experts, and max_adapter_experts is 0. Start with a larger max_adapter_experts; "
+            f"those of rank {plan.max_adapter_rank} take {format_bytes(plan.expert_bytes)} on each of {plan.tp} ranks."
         )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 
 from ....core.errors import Overloaded, UnknownAdapter
 from ..request.adapter_lease import AdapterLease
@@ -48,12 +49,13 @@ class AdapterTable:
 
     Attributes:
         max_named: how many adapters may have a name at the same time.
-        max_heads: how many of them may have a head of their own.
+        max_heads, max_experts: how many of them may have a head of their own, and factors of experts.
         on_free: is called with each slot that no request uses any more; it must not block.
     """
 
     max_named: int
     max_heads: int = 0
+    max_experts: int = 0
     on_free: Callable[[int], object] = lambda slot: None
     _named: dict[str, SlottedAdapter] = field(default_factory=dict)
     _slots: dict[int, SlottedAdapter] = field(default_factory=dict)
@@ -102,11 +104,11 @@ class AdapterTable:
         One thread at a time may load adapters.
 
         Raises:
-            Overloaded: as many other adapters have names, or heads, as may, or requests use some that have lost theirs.
+            Overloaded: as many other adapters have names, or heads or experts, as may, or requests use some that have
+                lost theirs.
         """
         with self._lock:
-            if source.has_head:
-                self._check_heads(name)
+            self._check_room(name, source)
             if name not in self._named and len(self._named) >= self.max_named:
                 raise Overloaded(
                     f"All {self.max_named} places for adapters are taken (loaded: {', '.join(self._named)}). Unload "
@@ -151,14 +153,19 @@ class AdapterTable:
         found = self._slots.get(version.slot) if version else None
         return found if version and found is version.held else None
 
-    def _check_heads(self, name: str) -> None:
-        """Checks that an adapter with a head of its own may get a name; there is room for one more than have names."""
-        others = sum(each.source.has_head for other, each in self._named.items() if other != name)
-        if others >= self.max_heads or sum(each.source.has_head for each in self._slots.values()) > self.max_heads:
-            raise Overloaded(
-                f"All {self.max_heads} places for adapters with a head of their own are taken. Unload one and wait "
-                "until its requests have ended, or start with a larger max_adapter_heads."
-            )
+    def _check_room(self, name: str, source: AdapterSource) -> None:
+        """Checks that an adapter with a head or experts may get a name; there is room for one more than have names."""
+        others = [each.source for other, each in self._named.items() if other != name]
+        held = [each.source for each in self._slots.values()]
+        for has, most, what, option in (
+            (attrgetter("has_head"), self.max_heads, "a head of their own", "heads"),
+            (attrgetter("has_experts"), self.max_experts, "experts", "experts"),
+        ):
+            if has(source) and (sum(map(has, others)) >= most or sum(map(has, held)) > most):
+                raise Overloaded(
+                    f"All {most} places for adapters with {what} are taken. Unload one and wait until its requests "
+                    f"have ended, or start with a larger max_adapter_{option}."
+                )
 
     def _find(self, name: str) -> SlottedAdapter:
         if name in self._named:

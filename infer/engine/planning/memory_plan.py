@@ -20,7 +20,7 @@ from ..kernels.aten import sizes as aten
 from ..kernels.native import sizes as native
 from ..kv_formats import BlockBytes, CacheShape, kv_format
 from ..options import EngineOptions
-from ..program.adapters import adapter_bytes
+from ..program.adapters import adapter_bytes, expert_bytes
 from ..program.lower import lower, serving_slices
 from ..program.own_params import head_bytes
 from ..program.quantization import groupings
@@ -46,9 +46,10 @@ class MemoryPlan:
         buffer_bytes: the bytes of activations, logits and scratch of such a step, on one rank.
         max_adapters, max_adapter_rank: the number of adapters that may have names, and their largest rank.
         adapter_bytes: the bytes of `adapter_slots` adapters of that rank, beside every linear layer, and of their
-            heads, on one rank.
-        max_adapter_heads: the number of adapters with names that may have a head of their own.
-        head_bytes: the bytes of such a head, on one rank.
+            heads and experts, on one rank.
+        max_adapter_heads, max_adapter_experts: the number of adapters with names that may have a head of their own, and
+            factors of experts.
+        head_bytes, expert_bytes: the bytes of such a head, and of such factors of that rank, on one rank.
     """
 
     tp: int
@@ -68,6 +69,8 @@ class MemoryPlan:
     adapter_bytes: int = 0
     max_adapter_heads: int = 0
     head_bytes: int = 0
+    max_adapter_experts: int = 0
+    expert_bytes: int = 0
 
     @property
     def adapter_slots(self) -> int:
@@ -94,6 +97,8 @@ class MemoryPlan:
         note = f"up to {self.max_adapters} of rank {self.max_adapter_rank}, and the next of one"
         if self.max_adapter_heads:
             note += f"; {self.max_adapter_heads} with a head of {format_bytes(self.head_bytes)}"
+        if self.max_adapter_experts:
+            note += f"; {self.max_adapter_experts} with experts of {format_bytes(self.expert_bytes)}"
         adapters = [("adapters", self.dtype, self.adapter_bytes, note)] if self.max_adapters else []
         lines = (
             ("weights", self.weight_dtype, self.weight_bytes, ""),
@@ -140,8 +145,10 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
     sizes, cache = aten if options.kernels == "aten" else native, CacheShape(0, options.block_size, kv_dtype)
     count, rank = options.num_adapters, options.max_adapter_rank if options.num_adapters else 0
     itemsize, heads = dtypes.by_name(dtype).itemsize, min(count, options.max_adapter_heads or 0)
-    own_head = head_bytes(program, itemsize)
-    adapters = slots_for(count) * adapter_bytes(program, rank, itemsize) + slots_for(heads) * own_head
+    head, experts = head_bytes(program, itemsize), min(count, options.max_adapter_experts or 0)
+    of_experts = expert_bytes(program, rank, itemsize)
+    extras = slots_for(heads) * head + slots_for(experts) * of_experts
+    adapters = slots_for(count) * adapter_bytes(program, rank, itemsize) + extras
     beside = sizes.buffer_bytes(program, cache, options.max_batched_tokens, threads, weight_dtype, rank)
     room, place = _room(options)
     block, num_twins = sizes.block_bytes(program, cache), _twins_needed(options)
@@ -164,7 +171,9 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
         max_adapter_rank=rank,
         adapter_bytes=adapters,
         max_adapter_heads=heads,
-        head_bytes=own_head,
+        head_bytes=head,
+        max_adapter_experts=experts,
+        expert_bytes=of_experts,
     )
     _check_room(plan, room, place)
     return plan
@@ -251,13 +260,16 @@ def _check_room(plan: MemoryPlan, room: int, place: str) -> None:
     needed = plan.total_bytes
     if needed > room:
         count, size = plan.adapter_slots, format_bytes(plan.adapter_bytes)
-        heads = f" and {slots_for(plan.max_adapter_heads)} heads" if plan.max_adapter_heads else ""
-        adapters = f" {count} adapters of rank {plan.max_adapter_rank}{heads} ({size})," if count else ""
+        counts = ((plan.max_adapter_heads, "heads"), (plan.max_adapter_experts, "experts"))
+        more = [(slots_for(number), what) for number, what in counts if number]
+        extras = "".join(f", {number} with {what}" for number, what in more)
+        options = "".join(f" or max_adapter_{what}" for _, what in more)
+        adapters = f" {count} adapters of rank {plan.max_adapter_rank}{extras} ({size})," if count else ""
         raise ConfigError(
             f"Weights ({format_bytes(plan.weight_bytes)}),{adapters} KV cache ({format_bytes(plan.kv_bytes)}) and "
             f"buffers ({format_bytes(plan.buffer_bytes)}) of a rank take {format_bytes(needed)}, and {place} has "
             f"{format_bytes(room)} free. Lower kv_memory or kv_blocks{' or max_adapters' if adapters else ''}"
-            f"{' or max_adapter_heads' if heads else ''}, or choose a smaller model."
+            f"{options}, or choose a smaller model."
         )
 
 

@@ -30,7 +30,7 @@ from ..job import Job, threads_per_rank
 from ..options import EngineOptions
 from ..request.events import ModelInfo
 from ..request.sampling_params import MAX_TOP_LOGPROBS
-from .adapter_source import AdapterSource, with_heads
+from .adapter_source import AdapterSource, with_room
 from .memory_plan import MemoryPlan, on_gpus, plan_memory
 
 API_REVISION: Final = 7  # the revision of tk.v1, raised with every addition to the wire
@@ -79,7 +79,7 @@ class ModelSource:
         config = stored_config(checkpoint)
         dtype = _stored_dtype(checkpoint) if options.dtype == "auto" else options.dtype
         kv_dtype = dtype if options.kv_dtype == "auto" else options.kv_dtype
-        options = with_heads(options, config)
+        options = with_room(options, config)
         memory = plan_memory(config, options, dtype, kv_dtype)
         digests = _digests(files)
         alike = beside if beside is not None and beside.text_digests == digests else None

@@ -19,7 +19,7 @@ from ....core.tensors import TensorSpec
 from ....model.lora.table import factor_name, leaf
 from ....model.spec import DecoderSpec
 from .lower import Program
-from .operations import Multiply, WeightMatrix
+from .operations import Multiply, RunExperts, WeightMatrix
 from .own_params import summed_biases, vector_bytes
 from .weights import load_params
 
@@ -32,7 +32,7 @@ class UpFactor:
     """B of one adapter, which adds to some outputs of a weight.
 
     Attributes:
-        values: [outputs, rank]; bf16 as bit patterns in uint16.
+        values: [outputs, rank], those of experts one below the other; bf16 as bit patterns in uint16.
         first_row: its first output, among those of the weight on this rank.
         first_rank: its first row of A, among those of the weight.
         scale: the factor of its product.
@@ -56,10 +56,13 @@ class WeightAdapter:
     Attributes:
         down: A of all pairs, one below the other: [ranks, in_features].
         ups: B of each pair.
+        num_experts: the number of experts whose factors lie one below the other, A in `down` and B in each of `ups`;
+            places and ranks are those of one. 1 beside another weight.
     """
 
     down: Array
     ups: tuple[UpFactor, ...]
+    num_experts: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,16 +84,31 @@ def adapted_matrices(program: Program) -> Iterator[WeightMatrix]:
     yield from (each.matrix for each in program.operations if isinstance(each, Multiply))
 
 
+def expert_matrices(program: Program) -> Iterator[tuple[WeightMatrix, int]]:
+    """Yields the weights of experts, each with the sizes of one expert, and the number of experts in it."""
+    for each in program.operations:
+        if isinstance(each, RunExperts):
+            yield WeightMatrix(each.gate_up, program.hidden_size, 2 * each.inner), each.num_experts
+            yield WeightMatrix(each.down, each.inner, program.hidden_size), each.num_experts
+
+
 def adapter_bytes(program: Program, rank: int, itemsize: int) -> int:
-    """Returns the bytes of an adapter without a head that has all else, padded as kernels need it.
+    """Returns the bytes of an adapter without experts and head that has all else, padded as kernels need it.
 
     It has factors of a rank beside every weight, and norms and biases of its own.
     """
-    factors = sum(
-        padded_ranks(program, matrix, rank) * (matrix.in_features + _PAD) + _up_values(program, matrix, rank)
-        for matrix in adapted_matrices(program)
-    )
+    factors = sum(_num_values(program, matrix, rank) for matrix in adapted_matrices(program))
     return itemsize * factors + vector_bytes(program)
+
+
+def expert_bytes(program: Program, rank: int, itemsize: int) -> int:
+    """Returns the bytes of an adapter's factors of a rank beside all weights of experts; 0 for a model without them."""
+    return itemsize * sum(count * _num_values(program, matrix, rank) for matrix, count in expert_matrices(program))
+
+
+def _num_values(program: Program, matrix: WeightMatrix, rank: int) -> int:
+    up = (matrix.out_features + 2 * _LINE * _num_layers(program, matrix)) * round_up(rank, 2)
+    return padded_ranks(program, matrix, rank) * (matrix.in_features + _PAD) + up
 
 
 def padded_ranks(program: Program, matrix: WeightMatrix, rank: int) -> int:
@@ -98,13 +116,10 @@ def padded_ranks(program: Program, matrix: WeightMatrix, rank: int) -> int:
     return round_up(_num_layers(program, matrix) * rank, _LINE)
 
 
-def _up_values(program: Program, matrix: WeightMatrix, rank: int) -> int:
-    return (matrix.out_features + 2 * _LINE * _num_layers(program, matrix)) * round_up(rank, 2)
-
-
 def _num_layers(program: Program, matrix: WeightMatrix) -> int:
-    """Returns the number of linear layers whose weights are stacked in one."""
-    return next(len({piece.tensor for piece in param.pieces}) for param in program.params if param.name == matrix.name)
+    """Returns the number of linear layers whose weights are stacked in one, of one expert."""
+    pieces = next(param.pieces for param in program.params if param.name == matrix.name)
+    return len({piece.tensor for piece in pieces if not piece.tensor.expert})
 
 
 def load_adapter(program: Program, adapted: DecoderSpec, checkpoint: Checkpoint, dtype: DType) -> RankAdapter:
@@ -128,11 +143,12 @@ def load_adapter(program: Program, adapted: DecoderSpec, checkpoint: Checkpoint,
     found: dict[str, Array] = {}
     load_params(held, (), checkpoint, dtype, lambda param, values: found.update({param.name: values}))
     weights = {param.name: param for param in program.params}
+    matrices = [*((matrix, 1) for matrix in adapted_matrices(program)), *expert_matrices(program)]
     beside = {
         matrix.name: WeightAdapter(
-            found[factor_name(matrix.name, "A")], tuple(_ups(weights[matrix.name], adapted, found))
+            found[factor_name(matrix.name, "A")], tuple(_ups(weights[matrix.name], adapted, found)), num_experts
         )
-        for matrix in adapted_matrices(program)
+        for matrix, num_experts in matrices
         if factor_name(matrix.name, "A") in found
     }
     return RankAdapter(beside, {name: values for name, values in found.items() if name in weights})
@@ -141,6 +157,8 @@ def load_adapter(program: Program, adapted: DecoderSpec, checkpoint: Checkpoint,
 def _ups(weight: LocalParam, adapted: DecoderSpec, found: Mapping[str, Array]) -> Iterator[UpFactor]:
     row = first_rank = 0
     for tensor, rows in rows_of(weight, adapted.transposed).items():
+        if tensor.expert:
+            continue  # all experts are as the first one
         adapter = adapted.adapters.get(tensor.name)
         if adapter is not None:
             values = found[factor_name(weight.name, f"B.{leaf(tensor.name)}")]

@@ -36,13 +36,17 @@ class LowRankProduct:
     ups: tuple[tuple[torch.Tensor, int, int, float], ...]
 
     @staticmethod
-    def of(adapter: WeightAdapter, dtype: DType, device: torch.device) -> "LowRankProduct":
-        """Copies the factors of an adapter, of that dtype, to a device."""
-        down, *ups = (
-            StoredArray(each, dtype).torch().to(device) for each in (adapter.down, *(up.values for up in adapter.ups))
+    def of(adapter: WeightAdapter, dtype: DType, device: torch.device) -> "tuple[LowRankProduct, ...]":
+        """Copies the factors of an adapter, of that dtype, to a device; returns those of each expert."""
+        downs, *ups = (
+            StoredArray(each, dtype).torch().to(device).chunk(adapter.num_experts)
+            for each in (adapter.down, *(up.values for up in adapter.ups))
         )
-        places = ((each.first_row, each.first_rank, each.scale) for each in adapter.ups)
-        return LowRankProduct(down, tuple((up, *place) for up, place in zip(ups, places, strict=True)))
+        places = [(each.first_row, each.first_rank, each.scale) for each in adapter.ups]
+        return tuple(
+            LowRankProduct(down, tuple((up[expert], *place) for up, place in zip(ups, places, strict=True)))
+            for expert, down in enumerate(downs)
+        )
 
     def add_to(self, sums: Sequence[torch.Tensor], rows: slice, x_TD: torch.Tensor) -> None:
         """Adds the products of some rows to the sums of slices, each fp32 [T, F]."""
@@ -60,12 +64,12 @@ class PreparedAdapter:
     """An adapter of a rank on its device.
 
     Attributes:
-        products: the factors, by the names of weights.
+        products: the factors, by the names of weights; of experts one after the other, else of one.
         changes: what it adds to biases, fp32, by the names of weights.
         own: the parameters that it has in place of the base's, by name.
     """
 
-    products: Mapping[str, LowRankProduct]
+    products: Mapping[str, tuple[LowRankProduct, ...]]
     changes: Mapping[str, torch.Tensor]
     own: Mapping[str, torch.Tensor]
 
@@ -101,7 +105,7 @@ def multiply(name: str, product: AnyProduct, x_TD: torch.Tensor, ranges: Iterabl
     sums = product.slice_sums(x_TD)
     for each in adapted:
         if name in each.adapter.products:
-            each.adapter.products[name].add_to(sums, each.rows, x_TD)
+            each.adapter.products[name][0].add_to(sums, each.rows, x_TD)
         if name in each.adapter.changes:
             sums[0][each.rows] += each.adapter.changes[name]
     y_TF = tree_sum(sums)
@@ -111,6 +115,34 @@ def multiply(name: str, product: AnyProduct, x_TD: torch.Tensor, ranges: Iterabl
     for each in adapted:
         plain_TF[each.rows] = y_TF[each.rows].to(x_TD.dtype)
     return plain_TF
+
+
+def add_of_expert(
+    name: str,
+    expert: int,
+    products: Sequence[torch.Tensor],
+    x_TD: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    ranges: Iterable[AdaptedRange],
+) -> None:
+    """Replaces, in products of an expert's rows with its weight, those of rows that have an adapter of the expert.
+
+    Args:
+        name: the weight of all experts.
+        products: the product of each slice, [T, F], which changes in place.
+        x_TD: the rows.
+        weights: the slices of the expert's weight, each [F, D / slices].
+        ranges: the rows with adapters.
+    """
+    for each in ranges:
+        if name in each.adapter.products:
+            for place, tile_TD in _tiles(each.rows, x_TD):
+                pairs = zip(tile_TD.chunk(len(weights), -1), weights, strict=True)
+                sums = [wide_linear(x.contiguous(), weight) for x, weight in pairs]
+                whole = slice(0, len(tile_TD))
+                each.adapter.products[name][expert].add_to(sums, whole, tile_TD)
+                for product, sum_TF in zip(products, sums, strict=True):
+                    product[place] = sum_TF[: place.stop - place.start].to(product.dtype)
 
 
 def by_own(

@@ -5,6 +5,7 @@ Letters: T tokens, D hidden size, I intermediate size of an expert on this rank,
 S slices of I.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -16,6 +17,7 @@ from .....parallel.coded_weight import CodedWeight
 from .....parallel.collectives import tree_sum
 from .....parallel.products import linear
 from ...program.operations import Route, RunExperts
+from .adapted_products import AdaptedRange, add_of_expert
 from .row_tiles import SMALLEST
 
 ExpertRows: TypeAlias = torch.Tensor | CodedWeight  # the weights of all experts, one below the other
@@ -78,7 +80,12 @@ def _best(numbers_TN: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def run_experts(
-    x_TD: torch.Tensor, routing: Routing, gate_up: ExpertRows, down: ExpertRows, operation: RunExperts
+    x_TD: torch.Tensor,
+    routing: Routing,
+    gate_up: ExpertRows,
+    down: ExpertRows,
+    operation: RunExperts,
+    adapted: Sequence[AdaptedRange] = (),
 ) -> torch.Tensor:
     """Maps tokens [T, D] to this rank's part of the weighted sums of their experts, [T, D].
 
@@ -86,6 +93,8 @@ def run_experts(
         x_TD: the tokens.
         routing: their experts.
         gate_up, down: the weights of all experts, one below the other: [E * 2I, D] and [E * D, I].
+        operation: their sizes.
+        adapted: the tokens with an adapter.
     """
     num_experts, num_slices = operation.num_experts, operation.num_slices
     top_k = routing.chosen_TK.shape[1]
@@ -99,16 +108,40 @@ def run_experts(
             tokens = places // top_k
             gate_up_FD = gate_up[slice(expert * inner, (expert + 1) * inner)]
             down_DI = down[slice(expert * hidden, (expert + 1) * hidden)]
-            y_STD = _expert(x_TD[tokens], gate_up_FD, down_DI.chunk(num_slices, dim=-1)).float()
+            own = _AdaptersOfExpert(operation, expert, _within(adapted, tokens))
+            y_STD = _expert(x_TD[tokens], gate_up_FD, down_DI.chunk(num_slices, dim=-1), own).float()
             sums_STD.index_add_(1, tokens, y_STD * routing.weights_TK.flatten()[places].unsqueeze(-1))
     return tree_sum(list(sums_STD.to(x_TD.dtype).unbind()))
 
 
-def _expert(x_TD: torch.Tensor, gate_up_FD: torch.Tensor, down_slices: tuple[torch.Tensor, ...]) -> torch.Tensor:
+@dataclass(frozen=True, slots=True)
+class _AdaptersOfExpert:
+    """The adapters of one expert, and the rows among its own that have one."""
+
+    operation: RunExperts
+    expert: int
+    ranges: Sequence[AdaptedRange]
+
+
+def _within(adapted: Sequence[AdaptedRange], tokens: torch.Tensor) -> list[AdaptedRange]:
+    """Returns the places, among some ascending tokens, of those that have an adapter."""
+    found = []
+    for each in adapted:
+        low, high = torch.searchsorted(tokens, tokens.new_tensor([each.rows.start, each.rows.stop])).tolist()
+        if low < high:
+            found.append(AdaptedRange(slice(low, high), each.adapter))
+    return found
+
+
+def _expert(
+    x_TD: torch.Tensor, gate_up_FD: torch.Tensor, down_slices: tuple[torch.Tensor, ...], own: _AdaptersOfExpert
+) -> torch.Tensor:
     """Maps one expert's tokens [T, D] to the sums of each slice, [S, T, D]."""
-    padded_TD = F.pad(x_TD, (0, 0, 0, -len(x_TD) % SMALLEST))
-    tiles = []
-    for tile_TD in padded_TD.split(SMALLEST):
-        inner = swiglu(linear(tile_TD, gate_up_FD)).chunk(len(down_slices), dim=-1)
-        tiles.append(torch.stack([linear(x, weight) for x, weight in zip(inner, down_slices, strict=True)]))
-    return torch.cat(tiles, dim=1)[:, : len(x_TD)]
+    tiles = F.pad(x_TD, (0, 0, 0, -len(x_TD) % SMALLEST)).split(SMALLEST)
+    inner_TF = torch.cat([linear(tile_TD, gate_up_FD) for tile_TD in tiles])
+    add_of_expert(own.operation.gate_up, own.expert, [inner_TF], x_TD, [gate_up_FD], own.ranges)
+    gated_TI = torch.cat([swiglu(tile_TF) for tile_TF in inner_TF.split(SMALLEST)])
+    slices = zip(gated_TI.chunk(len(down_slices), dim=-1), down_slices, strict=True)
+    sums = [torch.cat([linear(x, weight) for x in part.split(SMALLEST)]) for part, weight in slices]
+    add_of_expert(own.operation.down, own.expert, sums, gated_TI, down_slices, own.ranges)
+    return torch.stack(sums)[:, : len(x_TD)]

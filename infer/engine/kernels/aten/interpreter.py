@@ -167,7 +167,7 @@ class Interpreter:
     def _run_experts(self, operation: RunExperts, state: TileState) -> torch.Tensor:
         assert state.routing is not None
         gate_up, down = self._weights.rows(operation.gate_up), self._weights.rows(operation.down)
-        return run_experts(state.buffers["normed"], state.routing, gate_up, down, operation)
+        return run_experts(state.buffers["normed"], state.routing, gate_up, down, operation, state.adapted)
 
     def _reduce(self, operation: Reduce, buffers: Mapping[str, torch.Tensor]) -> torch.Tensor:
         sum_TD = tree_sum(all_gather(buffers["partial"], self._tp))

@@ -1,7 +1,7 @@
 """The adapters of a rank in the hands of the kernels: for each operation an array of structures, one per slot."""
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from ctypes import Array as CArray
 from dataclasses import dataclass, field
 from typing import Final
@@ -12,7 +12,7 @@ from .....core.casts import Array
 from .....core.integers import round_up
 from ...program.adapters import RankAdapter, UpFactor, WeightAdapter
 from ...program.lower import Program
-from ...program.operations import Multiply
+from ...program.operations import Multiply, RunExperts
 from ...program.own_params import linear_biases, norm_params, own_head
 from .binding.structures import PANEL, NormVectors, PackedAdapter, PackedMatrix
 from .packing import PackedWeights, Stack, pack, padded_vector
@@ -49,8 +49,7 @@ class AdapterSlots:
 
     def __init__(self, program: Program, weights: PackedWeights, count: int) -> None:
         self._weights, self._biases = weights, linear_biases(program)
-        products = [each for each in program.operations if isinstance(each, Multiply) and count]
-        self._slices = {each.matrix.name: each.num_slices for each in products}
+        self._slices = dict(_weights_with_slices(program)) if count else {}
         self._arrays: dict[str, CArray[PackedAdapter]] = {name: (PackedAdapter * count)() for name in self._slices}
         self._norms = dict(norm_params(program)) if count else {}
         self._vectors: dict[str, CArray[NormVectors]] = {name: (NormVectors * count)() for name in self._norms}
@@ -103,20 +102,21 @@ class AdapterSlots:
         return packed
 
     def _pack_factors(self, packed: PackedAdapter, factors: WeightAdapter, slices: int, memory: list[Array]) -> None:
-        ranks, inputs = factors.down.shape
+        count, inputs = factors.num_experts, factors.down.shape[1]
+        ranks = len(factors.down) // count
         scales = np.zeros(round_up(ranks, PANEL), np.float32)
         for up in factors.ups:
             scales[up.first_rank : up.first_rank + up.rank] = up.scale
         memory.append(scales)
-        packed.down = self._pack(Stack(1, inputs, ranks, slices=slices), factors.down, memory)
+        packed.down = self._pack(Stack(count, inputs, ranks, slices=slices), factors.down, memory)
         packed.scales, packed.pairs = scales.ctypes.data, len(factors.ups)
         for place, up in enumerate(factors.ups):
-            self._pack_up(packed, place, up, memory)
+            self._pack_up(packed, place, up, count, memory)
 
-    def _pack_up(self, packed: PackedAdapter, place: int, up: UpFactor, memory: list[Array]) -> None:
+    def _pack_up(self, packed: PackedAdapter, place: int, up: UpFactor, count: int, memory: list[Array]) -> None:
         others = up.first_row % PANEL  # rows before it in its first panel
-        rows = np.pad(up.values, ((others, 0), (0, 0)))
-        packed.ups[place].matrix = self._pack(Stack(1, up.rank, len(rows)), rows, memory)
+        rows = np.pad(up.values.reshape(count, -1, up.rank), ((0, 0), (others, 0), (0, 0)))
+        packed.ups[place].matrix = self._pack(Stack(count, up.rank, rows.shape[1]), rows, memory)
         packed.ups[place].panel, packed.ups[place].rank = up.first_row // PANEL, up.first_rank
 
     def _packed_head(self, name: str, own: Mapping[str, Array], memory: list[Array]) -> PackedMatrix:
@@ -141,3 +141,12 @@ class AdapterSlots:
 
     def _padded(self, name: str, own: Mapping[str, Array]) -> Array:
         return padded_vector(own[name], self._weights.dtype, name)
+
+
+def _weights_with_slices(program: Program) -> Iterator[tuple[str, int]]:
+    """Yields the weights that may have adapters beside them, with the slices of their products."""
+    for operation in program.operations:
+        if isinstance(operation, Multiply):
+            yield operation.matrix.name, operation.num_slices
+        elif isinstance(operation, RunExperts):
+            yield from ((operation.gate_up, 1), (operation.down, operation.num_slices))

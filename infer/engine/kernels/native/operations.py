@@ -74,7 +74,8 @@ def _plain(
             top_k = next(each.top_k for each in program.operations if isinstance(each, Route))
             sizes = {"experts": num_experts, "top_k": top_k}
             sums = {"target": Buffer.HIDDEN, "add": 1} if program.tp == 1 else {"target": Buffer.PARTIAL}
-            return [PreparedOperation(kind=OperationKind.EXPERTS, **sizes, **sums, **matrices)]
+            adapters = {"adapters": slots.address(gate_up), "second_adapters": slots.address(down)}
+            return [PreparedOperation(kind=OperationKind.EXPERTS, **sizes, **sums, **matrices, **adapters)]
         case Reduce(bias, gate):
             vectors = {"offset": _vector(weights, bias), "weight": _vector(weights, gate)}
             return [PreparedOperation(kind=OperationKind.REDUCE, add=1, **vectors)]

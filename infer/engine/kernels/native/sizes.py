@@ -8,7 +8,7 @@ from .....core.dtypes import BF16
 from .....core.integers import ceil_div, round_up
 from ...kv_formats import GROUP, INT8, BlockBytes, CacheShape, VectorFormat, kv_format
 from ...options import MAX_HEAD_ROWS
-from ...program.adapters import padded_ranks
+from ...program.adapters import adapted_matrices, expert_matrices, padded_ranks
 from ...program.lower import Program
 from ...program.operations import Head, Multiply, Route, RunExperts
 from ..sampler.block import results_bytes, scratch_bytes
@@ -99,12 +99,13 @@ class BufferSizes:
             "rounded": BF16.itemsize * rounded_values,
         }
         numbers = {"scratch_floats": scratch_floats, "rounded_values": rounded_values}
+        top_k = max((each.top_k for each in program.operations if isinstance(each, Route)), default=0)
         if adapter_rank:
             numbers["low_stride"] = _low_width(program, adapter_rank)
-            areas["low"] = _FLOAT * max_tokens * numbers["low_stride"]
+            low_rows = max(max_tokens, EXPERT_TOKENS * top_k)
+            areas["low"] = _FLOAT * low_rows * numbers["low_stride"]
         experts = [each for each in program.operations if isinstance(each, RunExperts)]
         if experts:
-            top_k = max(each.top_k for each in program.operations if isinstance(each, Route))
             inner, pairs = max(each.inner for each in experts), EXPERT_TOKENS * top_k
             numbers["expert_inner_stride"], numbers["expert_gated_stride"] = (
                 round_up(2 * inner, PANEL),
@@ -151,9 +152,11 @@ def buffer_bytes(
 
 
 def _low_width(program: Program, rank: int) -> int:
-    """Returns the floats of A x of a row, of every slice, beside the weight with most."""
-    products = [each for each in program.operations if isinstance(each, Multiply)]
-    return max(each.num_slices * padded_ranks(program, each.matrix, rank) for each in products)
+    """Returns the floats of A x of a row, or of a row of an expert, of every slice, beside the weight with most."""
+    slices = {each.matrix.name: each.num_slices for each in program.operations if isinstance(each, Multiply)}
+    slices |= {each.down: each.num_slices for each in program.operations if isinstance(each, RunExperts)}
+    matrices = [*adapted_matrices(program), *(matrix for matrix, _ in expert_matrices(program))]
+    return max(slices.get(each.name, 1) * padded_ranks(program, each, rank) for each in matrices)
 
 
 def _committed(num_bytes: int) -> int:

@@ -11,7 +11,7 @@ from tk.checkpoint import Checkpoint
 from tk.core.errors import CheckpointError, ConfigError, ShapeMismatch
 from tk.infer.engine.options import EngineOptions
 from tk.infer.engine.planning import memory_plan
-from tk.infer.engine.planning.adapter_source import AdapterSource, with_heads
+from tk.infer.engine.planning.adapter_source import AdapterSource, with_room
 from tk.infer.engine.planning.memory_plan import plan_memory
 from tk.model.config import ModelConfig
 from tk.model.stored_config import stored_config
@@ -51,7 +51,7 @@ def spoilt(name: str, values: Any) -> Any:
             {"modules_to_save": ("gate",), "targets": ("q_proj",)},
             r"holds model.layers.0.block_sparse_moe.gate.weight, trained whole",
         ),
-        ("mixtral", {}, r"holds model.layers.0.block_sparse_moe.experts.0.w1.lora_A.weight, a factor of an expert"),
+        ("mixtral", {}, r"has factors of experts, and max_adapter_experts is 0.* of rank 16 take .*B on each of 1"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(
@@ -80,6 +80,22 @@ def test_an_adapter_of_a_model_of_another_shape_is_refused(
         opened(tmp_path / "base", adapter, **changes)
 
 
+def test_experts_are_counted_where_an_adapter_has_them(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    ENTRIES["mixtral"].make(base)
+    adapter, config = make_adapter(tmp_path / "run", base, rank=4), stored_config(Checkpoint.open(base))
+    attention = make_adapter(tmp_path / "attention", base, rank=4, targets=("q_proj",))
+    none = EngineOptions(base, adapters={"a": attention}, max_adapters=2, max_adapter_rank=16, kv_blocks=4)
+    found = with_room(replace(none, adapters={"a": attention, "b": adapter}), config)
+    plans = [plan_memory(config, each, "fp32", "fp32") for each in (none, with_room(none, config), found)]
+    assert [each.max_adapter_experts for each in plans] == [0, 0, 2]
+    assert plans[0].adapter_bytes == plans[1].adapter_bytes == plans[2].adapter_bytes - 3 * plans[2].expert_bytes
+    factors = 3 * 4 * 4 * (3 * 16 * (64 + 96))  # bytes: layers, experts, values; pairs of a rank, inputs and outputs
+    assert factors < plans[2].expert_bytes < 4 * factors
+    source = AdapterSource.open(adapter, Checkpoint.open(base), config, plans[2])
+    assert (source.has_head, source.has_experts) == (False, True)
+
+
 @pytest.mark.parametrize(
     ("given", "names", "expected"), [(None, "a", 0), (None, "ab", 4), (1, "ab", 1), (0, "b", 0), (9, "", 9)]
 )
@@ -92,7 +108,7 @@ def test_all_adapters_may_have_a_head_if_one_has_it_at_start(
     options = EngineOptions(
         base, adapters={name: paths[name] for name in names}, max_adapters=4, max_adapter_heads=given
     )
-    found = with_heads(options, stored_config(Checkpoint.open(base)))
+    found = with_room(options, stored_config(Checkpoint.open(base)))
     assert found.max_adapter_heads == expected
 
 
@@ -107,7 +123,7 @@ def test_heads_that_do_not_fit_are_refused_with_numbers(tmp_path: Path, monkeypa
     )
     assert "up to 3 of rank 64, and the next of one; 2 with a head of 14 KiB" in plans[2].table()
     monkeypatch.setattr(memory_plan, "free_memory", lambda: plans[0].total_bytes)
-    with pytest.raises(ConfigError, match=r"4 adapters of rank 64 and 3 heads \(.*\).* or max_adapter_heads, or"):
+    with pytest.raises(ConfigError, match=r"4 adapters of rank 64, 3 with heads \(.*\),.* or max_adapter_heads, or"):
         plan_memory(config, replace(none, max_adapter_heads=2), "bf16", "bf16")
 
 

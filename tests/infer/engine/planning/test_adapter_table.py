@@ -81,17 +81,33 @@ def test_another_engine_has_a_version_by_its_digest() -> None:
     assert other.hold("x", table.hold("x")).slot == 1
 
 
-def test_only_so_many_adapters_have_a_head_of_their_own() -> None:
-    table, heads = AdapterTable(3, max_heads=1), [replace(each, has_head=True) for each in (FIRST, SECOND)]
-    held = table.reserve("a", heads[0])
+@pytest.mark.parametrize(
+    ("table", "special", "message"),
+    [
+        (
+            AdapterTable(3, max_heads=1),
+            [replace(each, has_head=True) for each in (FIRST, SECOND)],
+            "All 1 places for adapters with a head of their own are taken.* max_adapter_heads",
+        ),
+        (
+            AdapterTable(3, max_experts=1),
+            [replace(each, has_experts=True) for each in (FIRST, SECOND)],
+            "All 1 places for adapters with experts are taken.* max_adapter_experts",
+        ),
+    ],
+)
+def test_only_so_many_adapters_have_a_head_or_experts(
+    table: AdapterTable, special: list[AdapterSource], message: str
+) -> None:
+    held = table.reserve("a", special[0])
     held.is_loaded = True
     table.give("a", held)
-    with pytest.raises(Overloaded, match="All 1 places for adapters with a head of their own are taken"):
-        table.reserve("b", heads[1])
+    with pytest.raises(Overloaded, match=message):
+        table.reserve("b", special[1])
     load(table, "b", SECOND)
-    load(table, "a", heads[1])
+    load(table, "a", special[1])
     table.remove("a")
-    assert table.reserve("c", heads[0]).slot == 0
+    assert table.reserve("c", special[0]).slot == 0
 
 
 def test_a_load_that_failed_leaves_its_slot_which_the_workers_never_filled() -> None:

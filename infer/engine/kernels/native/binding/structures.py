@@ -101,6 +101,7 @@ class PreparedOperation(Structure):
         ("matrix", PackedMatrix),
         ("second", PackedMatrix),
         ("adapters", c_void_p),
+        ("second_adapters", c_void_p),
         ("vectors", c_void_p),
         ("heads", c_void_p),
     )

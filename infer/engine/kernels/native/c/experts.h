@@ -105,15 +105,84 @@ static void order_pairs(const struct model *m, const struct operation *op, int64
     p.first[0] = 0;
 }
 
+// The rows from r on, before `last` and no more than a tile, whose tokens have the adapter of `*slot`, -1 for none.
+static int64_t rows_of_slot(const struct model *m, const struct operation *op, int64_t token, int64_t r, int64_t last,
+                            int32_t *slot) {
+    const int32_t *of_row = pairs_of(m, op).of_row;
+    int64_t count = 0, most = least(MOST_ROWS, last - r);
+    while (count < most) {
+        int32_t own = slot_of(m, token + of_row[r + count] / op->top_k);
+        if (count && own != *slot) break;
+        *slot = own;
+        count++;
+    }
+    return count;
+}
+
+// Where the rows of experts from r on lie: those of tokens, which are gathered, or those that were gated.
+static const float *rows_of_experts(const struct model *m, const struct operation *op, int first, int64_t token,
+                                    int64_t r, int64_t count, int32_t thread) {
+    if (!first) return m->expert_gated + r * m->expert_gated_stride;
+    float *gathered = scratch_of(m, thread);
+    for (int64_t i = 0; i < count; i++)
+        memcpy(gathered + i * m->strides[NORMED], row(m, NORMED, token + pairs_of(m, op).of_row[r + i] / op->top_k),
+               (size_t)m->strides[NORMED] * sizeof *gathered);
+    return gathered;
+}
+
+// Multiplies the rows that have an adapter by A of their expert, each slice on its own: threads take tiles in turn, and
+// wait for each other.
+static void multiply_down(const struct model *m, const struct operation *op, const struct adapter *adapters, int first,
+                          int64_t token, int32_t thread) {
+    if (!adapters || !m->step.adapter_of) return;
+    const int32_t *starts = pairs_of(m, op).first;
+    int64_t x_stride = first ? m->strides[NORMED] : m->expert_gated_stride, tiles = 0;
+    for (int64_t e = 0; e < op->experts; e++)
+        for (int64_t r = starts[e], count; r < starts[e + 1]; r += count) {
+            int32_t slot = -1;
+            count = rows_of_slot(m, op, token, r, starts[e + 1], &slot);
+            if (slot < 0 || !adapters[slot].down.out || tiles++ % m->threads != thread) continue;
+            const struct matrix *w = &adapters[slot].down;
+            const float *x = rows_of_experts(m, op, first, token, r, count, thread), *scales = adapters[slot].scales;
+            int64_t panels = (w->out + PANEL - 1) / PANEL, ranks = panels * PANEL, columns = w->in / w->slices;
+            for (int64_t s = 0; s < w->slices; s++) {
+                const char *data = (const char *)w->data + e * panels * w->panel_bytes;
+                float *to = m->low + r * m->low_stride + s * ranks;
+                multiply_panels(w->format, x + s * columns, x_stride, count, data + s * (w->panel_bytes / w->slices),
+                                w->panel_bytes, panels, (columns + 1) / 2, to, m->low_stride, NULL, 0);
+                for (int64_t i = 0; i < count * ranks; i++)
+                    to[i / ranks * m->low_stride + i % ranks] *= scales[i % ranks];
+            }
+        }
+    tk_barrier(m->pool);
+}
+
+// Adds the products with B of an expert to `rows` rows from row r on, panels [low, high), and to all slices, which stay
+// `apart`; `out` begins with them.
+static void add_expert_adapters(const struct model *m, const struct operation *op, const struct adapter *adapters,
+                                int64_t e, int64_t token, int64_t r, int64_t rows, int64_t low, int64_t high,
+                                float *out, int64_t out_stride, int64_t apart) {
+    if (!adapters || !m->step.adapter_of) return;
+    for (int64_t last = r + rows, count; r < last; r += count, out += count * out_stride) {
+        int32_t slot = -1;
+        count = rows_of_slot(m, op, token, r, last, &slot);
+        if (slot < 0) continue;
+        const struct matrix *down = &adapters[slot].down;
+        for (int32_t s = 0; down->out && s < down->slices; s++)
+            add_factors(m, &adapters[slot], e, s, r, count, low, high, out + s * apart, out_stride);
+    }
+}
+
 // Multiplies the rows of every expert by its weight; threads share the panels of all experts. Slices stay apart.
 static void multiply_experts(const struct model *m, const struct operation *op, const struct matrix *all, int first,
                              int64_t token, int32_t thread) {
+    const struct adapter *adapters = first ? op->adapters : op->second_adapters;
+    multiply_down(m, op, adapters, first, token, thread);
     struct pairs p = pairs_of(m, op);
     int64_t panels = (all->out + PANEL - 1) / PANEL, slices = first ? 1 : all->slices;
     struct share mine = share_of(m, op->experts * panels, thread);
-    float *gathered = m->scratch + thread * m->scratch_floats;
-    int64_t width = m->strides[NORMED], columns = all->in / slices, pairs = (columns + 1) / 2;
-    int64_t stride = first ? width : m->expert_gated_stride,
+    int64_t columns = all->in / slices, pairs = (columns + 1) / 2;
+    int64_t stride = first ? m->strides[NORMED] : m->expert_gated_stride,
             bytes = is_quantized(all) ? 0 : pairs * pair_bytes(all->format);
     int64_t out_stride = first ? m->expert_inner_stride : m->strides[PARTIAL];
     int64_t apart = EXPERT_TOKENS * op->top_k * out_stride;
@@ -124,26 +193,21 @@ static void multiply_experts(const struct model *m, const struct operation *op, 
         w.data = (const char *)all->data + (e * panels + low) * all->panel_bytes;
         for (int64_t r = p.first[e], count; r < p.first[e + 1]; r += count) {
             count = least(MOST_ROWS, p.first[e + 1] - r);
-            const float *x = first ? gathered : m->expert_gated + r * stride;
+            const float *x = rows_of_experts(m, op, first, token, r, count, thread);
             float *out = (first ? m->expert_inner : m->expert_out) + r * out_stride + low * PANEL;
-            for (int64_t i = 0; first && i < count; i++)
-                memcpy(gathered + i * width, row(m, NORMED, token + p.of_row[r + i] / op->top_k),
-                       (size_t)width * sizeof *gathered);
-            float *prepared = gathered + MOST_ROWS * width;
+            float *prepared = scratch_of(m, thread) + MOST_ROWS * m->strides[NORMED];
             if (is_quantized(&w)) {
                 for (int64_t i = 0; i < count; i++) spread_row(&w, x + i * stride, prepared + i * spread_floats(&w));
                 multiply_spread_apart(&w, prepared, count, high - low, out, out_stride, apart);
-                continue;
-            }
-            if (takes_rounded(&w)) {
+            } else if (takes_rounded(&w)) {
                 uint16_t *rounded = (uint16_t *)prepared;
                 round_rows(&w, x, stride, count, rounded, 0, count);
                 multiply_apart(&w, rounded, count, high - low, out, out_stride, apart);
-                continue;
-            }
-            for (int64_t s = 0; s < slices; s++)
-                multiply_panels(w.format, x + s * columns, stride, count, (const char *)w.data + s * bytes,
-                                w.panel_bytes, high - low, pairs, out + s * apart, out_stride, NULL, 0);
+            } else
+                for (int64_t s = 0; s < slices; s++)
+                    multiply_panels(w.format, x + s * columns, stride, count, (const char *)w.data + s * bytes,
+                                    w.panel_bytes, high - low, pairs, out + s * apart, out_stride, NULL, 0);
+            add_expert_adapters(m, op, adapters, e, token, r, count, low, high, out, out_stride, apart);
         }
     }
 }

@@ -192,6 +192,24 @@ struct addition {
     uint32_t arrival;                // that of this thread: the others' A x is there when all have arrived
 };
 
+// Adds the products of one slice with B of an adapter, of one expert, to `rows` rows, panels [first, last); `out`
+// begins with both, and the rows of A x with row r.
+static void add_factors(const struct model *m, const struct adapter *adapter, int64_t expert, int slice, int64_t r,
+                        int64_t rows, int64_t first, int64_t last, float *out, int64_t out_stride) {
+    int64_t ranks = (adapter->down.out + PANEL - 1) / PANEL * PANEL;
+    for (int32_t p = 0; p < adapter->pairs; p++) {
+        const struct up_factor *up = &adapter->ups[p];
+        const struct matrix *w = &up->matrix;
+        int64_t panels = (w->out + PANEL - 1) / PANEL, stop = up->panel + panels,
+                low = up->panel > first ? up->panel : first, high = stop < last ? stop : last;
+        if (low < high)
+            multiply_panels(w->format, m->low + r * m->low_stride + slice * ranks + up->rank, m->low_stride, rows,
+                            (const char *)w->data + (expert * panels + low - up->panel) * w->panel_bytes,
+                            w->panel_bytes, high - low, (w->in + 1) / 2, out + (low - first) * PANEL, out_stride, NULL,
+                            1);
+    }
+}
+
 // Adds the products of one slice to `rows` rows from row r on, panels [first, last); `out` begins with both. The first
 // slice gets the change of the bias, too. NULL adds nothing.
 static void add_adapters(const struct addition *a, int slice, int64_t r, int64_t rows, int64_t first, int64_t last,
@@ -203,19 +221,10 @@ static void add_adapters(const struct addition *a, int slice, int64_t r, int64_t
         const struct adapted_rows *held = &step->adapted[i];
         const struct adapter *adapter = a->adapters + held->slot;
         int64_t from = a->row + r, to = from + rows, begin = held->first > from ? held->first : from,
-                end = held->last < to ? held->last : to, stride = a->model->low_stride;
-        int64_t ranks = (adapter->down.out + PANEL - 1) / PANEL * PANEL;
-        for (int32_t p = 0; begin < end && p < adapter->pairs; p++) {
-            const struct up_factor *up = &adapter->ups[p];
-            const struct matrix *w = &up->matrix;
-            int64_t stop = up->panel + (w->out + PANEL - 1) / PANEL, low = up->panel > first ? up->panel : first,
-                    high = stop < last ? stop : last;
-            if (low < high)
-                multiply_panels(w->format, a->model->low + begin * stride + slice * ranks + up->rank, stride,
-                                end - begin, (const char *)w->data + (low - up->panel) * w->panel_bytes, w->panel_bytes,
-                                high - low, (w->in + 1) / 2, out + (begin - from) * out_stride + (low - first) * PANEL,
-                                out_stride, NULL, 1);
-        }
+                end = held->last < to ? held->last : to;
+        if (begin < end)
+            add_factors(a->model, adapter, 0, slice, begin, end - begin, first, last, out + (begin - from) * out_stride,
+                        out_stride);
         if (slice || !adapter->bias) continue;
         for (int64_t n = begin - from; n < end - from; n++)
             for (int64_t c = 0; c < (last - first) * PANEL; c += VW) {

@@ -50,7 +50,8 @@ struct up_factor {
     int32_t rank;  // its first row of A
 };
 
-// An adapter beside a weight: A of its pairs, one below the other, and B of each.
+// An adapter beside a weight: A of its pairs, one below the other, and B of each. Beside the weights of experts these
+// are the factors of the first one; those of the others follow, as the weights do.
 struct adapter {
     struct matrix down;   // out 0: it has none beside this weight
     const float *scales;  // of the rows of A, padded to whole panels
@@ -81,9 +82,10 @@ struct operation {
     const void *table, *positions;  // EMBED: row-major
     const float *factors;           // APPEND: [kv_heads][head_dim], of queries; keys are divided by them; NULL without
     struct matrix matrix, second;
-    const struct adapter *adapters;  // MULTIPLY: by slot; NULL if none can be loaded, and in other operations
-    const struct vectors *vectors;   // NORM, APPEND: by slot, instead of weight and offset; NULL as above
-    const struct matrix *heads;      // HEAD: by slot; one without data stands for the operation's; NULL as above
+    const struct adapter *adapters;  // MULTIPLY, EXPERTS: by slot; NULL if none can be loaded, and in other operations
+    const struct adapter *second_adapters;  // EXPERTS: beside `second`
+    const struct vectors *vectors;          // NORM, APPEND: by slot, instead of weight and offset; NULL as above
+    const struct matrix *heads;             // HEAD: by slot; one without data stands for the operation's; NULL as above
 };
 
 struct span {                      // consecutive tokens of one sequence

@@ -10,12 +10,16 @@ from tk.tests.infer.adapters import OWN, make_adapter, trained_logits
 from tk.tests.infer.engine.kernels.adapted import JOB, alone, prompts, serving, together
 from tk.tests.model.architectures import ENTRIES, VOCAB
 
+MATRIX = pytest.mark.matrix
 ATEN = replace(JOB, kernels="aten")
 
 
 @pytest.mark.parametrize(
     "name",
-    ["llama3", *(pytest.param(each, marks=pytest.mark.matrix) for each in ("gpt2", "gpt2 untied", "qwen2", "qwen3"))],
+    [
+        *("llama3", "mixtral"),
+        *(pytest.param(each, marks=MATRIX) for each in ("gpt2", "gpt2 untied", "qwen2", "qwen3", "qwen2_moe")),
+    ],
 )
 def test_logits_are_those_of_training(tmp_path: Path, name: str) -> None:
     base = tmp_path / "base"
@@ -31,15 +35,20 @@ def test_logits_are_those_of_training(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "weight_dtype"),
-    [("bf16", ""), *(pytest.param(*each, marks=pytest.mark.matrix) for each in (("fp32", ""), ("bf16", "int4")))],
+    ("name", "dtype", "weight_dtype"),
+    [
+        ("llama3", "bf16", ""),
+        ("mixtral", "bf16", ""),
+        *(pytest.param("llama3", *each, marks=MATRIX) for each in (("fp32", ""), ("bf16", "int4"))),
+        *(pytest.param("mixtral", *each, marks=MATRIX) for each in (("fp32", ""), ("bf16", "int4"))),
+    ],
 )
-def test_bits_depend_on_a_request_alone(tmp_path: Path, dtype: str, weight_dtype: str) -> None:
+def test_bits_depend_on_a_request_alone(tmp_path: Path, name: str, dtype: str, weight_dtype: str) -> None:
     base = tmp_path / "base"
-    ENTRIES["llama3"].make(base)
+    ENTRIES[name].make(base)
     adapters = [
         make_adapter(tmp_path / str(rank), base, seed=rank, rank=rank, **more)
-        for rank, more in ((4, {}), (24, OWN["llama3"]))
+        for rank, more in ((4, {}), (24, OWN[name]))
     ]
     job = replace(ATEN, dtype=dtype, kv_dtype=dtype, weight_dtype=weight_dtype or dtype)
     made, plain, sequences = serving(base, adapters, job), serving(base, [], job), prompts(VOCAB)

@@ -14,7 +14,7 @@ from tk.infer.engine.job import Job
 from tk.infer.engine.kernels.backend import Backend, DecodedAhead
 from tk.infer.engine.kernels.native import prepare
 from tk.infer.engine.kernels.native.binding import library
-from tk.infer.engine.program.adapters import RankAdapter, UpFactor, WeightAdapter, adapted_matrices
+from tk.infer.engine.program.adapters import RankAdapter, UpFactor, WeightAdapter, adapted_matrices, expert_matrices
 from tk.infer.engine.program.lower import lower
 from tk.infer.engine.program.own_params import own_params
 from tk.infer.engine.step.channel import NEXT_STEP, Channel, masks_frame, tokens_frame
@@ -71,15 +71,17 @@ def random_adapter(folder: str, dtype: DType) -> RankAdapter:
         return cast(random.standard_normal((rows, columns), np.float32) / 100, FP32, dtype)
 
     program = lower(decoder_spec(stored_config(Checkpoint.open(Path(folder)))))
+    matrices = [*((matrix, 1) for matrix in adapted_matrices(program)), *expert_matrices(program)]
     beside = {
         each.name: WeightAdapter(
-            drawn(RANK + 1, each.in_features),
+            drawn(count * (RANK + 1), each.in_features),
             (
-                UpFactor(drawn(each.out_features - 3, RANK), 0, 0, 0.5),
-                UpFactor(drawn(3, 1), each.out_features - 3, RANK, 2),
+                UpFactor(drawn(count * (each.out_features - 3), RANK), 0, 0, 0.5),
+                UpFactor(drawn(count * 3, 1), each.out_features - 3, RANK, 2),
             ),
+            count,
         )
-        for each in adapted_matrices(program)
+        for each, count in matrices
     }
     own = {
         param.name: drawn(1, param.size).reshape(param.shape)

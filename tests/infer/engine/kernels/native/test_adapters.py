@@ -43,7 +43,10 @@ def make(folder: Path, name: str = "llama3", **options: int) -> tuple[Path, list
         ("llama3", {}),
         ("gpt2", {}),
         pytest.param("llama3", {"intermediate_size": 40}, marks=MATRIX),
+        ("mixtral", {}),
         *(pytest.param(each, {}, marks=MATRIX) for each in ("gpt2 untied", "qwen2", "qwen3", "mistral")),
+        *(pytest.param(each, {}, marks=MATRIX) for each in ("qwen2_moe", "qwen3_moe", "glm4_moe")),
+        pytest.param("mixtral", {"intermediate_size": 40}, marks=MATRIX),
     ],
 )
 def test_logits_are_those_of_training(tmp_path: Path, name: str, options: dict[str, int]) -> None:
@@ -68,7 +71,13 @@ def test_logits_are_those_of_peft(tmp_path: Path, name: str) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize(("name", "tp"), [("llama3", 2), ("gpt2", 2), pytest.param("llama3", 4, marks=MATRIX)])
+@pytest.mark.parametrize(
+    ("name", "tp"),
+    [
+        *(("llama3", 2), ("gpt2", 2), ("mixtral", 2)),
+        *(pytest.param(each, 4, marks=MATRIX) for each in ("llama3", "mixtral")),
+    ],
+)
 def test_bits_in_fp32_are_the_same_at_every_tp(tmp_path: Path, name: str, tp: int) -> None:
     base, adapters = make(tmp_path, name)
     expected = together(serving(base, adapters, JOB), prompts(VOCAB))
@@ -113,11 +122,19 @@ def test_bits_depend_on_a_request_alone_with_models_of_instructions_for_bf16(
     check_histories(tmp_path, replace(job, instruction_set=instruction_set))
 
 
-def check_histories(folder: Path, job: Job) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "weight_dtype"),
+    [("bf16", "bf16"), *(pytest.param(*each, marks=MATRIX) for each in (("fp32", "fp32"), ("bf16", "int4")))],
+)
+def test_bits_beside_experts_depend_on_a_request_alone(tmp_path: Path, dtype: str, weight_dtype: str) -> None:
+    check_histories(tmp_path, replace(JOB, dtype=dtype, weight_dtype=weight_dtype), "mixtral")
+
+
+def check_histories(folder: Path, job: Job, name: str = "llama3") -> None:
     """Compares requests alone with requests beside those of other adapters and of none: in any cut of their prompts,
     after preemption, with proposals and on several threads.
     """
-    base, adapters = make(folder)
+    base, adapters = make(folder, name)
     made, threaded = (serving(base, adapters, replace(job, threads=threads)) for threads in (1, 3))
     sequences, plain = prompts(VOCAB), serving(base, [], replace(job, adapter_slots=0))
     texts = [tokens for tokens, _ in sequences]
