@@ -1,15 +1,17 @@
 """Blocked attention: exact attention within the rounding of torch's own kernel, the same bits however it is called."""
 
 import itertools
+from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from tk.model.attention import AttendingLayer
+from tk.train.engine import blocked_attention as module
 from tk.train.engine.attention import attention_within, causal_attention
 from tk.train.engine.blocked_attention import BlockedAttention, blocked_attention, blocked_or
-from tk.train.engine.native_attention import native_attention
+from tk.train.engine.native_attention import AttentionCall, native_attention
 
 needs_kernel = pytest.mark.skipif(native_attention() is None, reason="this CPU has no kernel, or a better one")
 Heads = tuple[int, int, int, int, int]
@@ -137,6 +139,34 @@ def test_rows_and_documents_of_training_go_through_the_kernel() -> None:
     assert torch.equal(attention_within((15, 25))(Layer(), *values), torch.cat(apart, dim=1))
 
 
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """The kernel as if this process had not asked for it yet."""
+    module._is_usable.cache_clear()
+    yield
+    module._is_usable.cache_clear()
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_without_the_kernel_it_is_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tk.train.engine.blocked_attention.native_attention", lambda: None)
+    monkeypatch.setattr(module, "native_attention", lambda: None)
     assert blocked_or(causal_attention) is causal_attention
+
+
+@needs_kernel
+@pytest.mark.usefixtures("unchecked")
+def test_a_kernel_that_computes_something_else_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert isinstance(blocked_or(causal_attention), BlockedAttention)
+    module._is_usable.cache_clear()
+    right = native_attention()
+    assert right is not None
+
+    def wrong(call: AttentionCall, *, backward: bool, threads: int) -> None:
+        call.scale *= 1.0 if not backward else 1.1
+        right(call, backward=backward, threads=threads)
+
+    monkeypatch.setattr(module, "native_attention", lambda: wrong)
+    assert blocked_or(causal_attention) is causal_attention
+    assert "attention is not used" in caplog.text
