@@ -42,8 +42,12 @@ class BlockedAttention:
         taken = q_BLHE.dtype == torch.bfloat16 and q_BLHE.device.type == "cpu" and not q_BLHE.shape[-1] % WIDTHS
         if not taken or at.window is not None or k_BLKE.shape[0] * k_BLKE.shape[2] < self.threads:
             return self.other(at, q_BLHE, k_BLKE, v_BLKE)
-        found: tuple[torch.Tensor, torch.Tensor] = blocked_attention(q_BLHE, k_BLKE, v_BLKE)
-        return found[0]
+        found: torch.Tensor
+        if torch.compiler.is_compiling():
+            found, _ = compiled_attention(q_BLHE, k_BLKE, v_BLKE)
+        else:  # the first call of an operator imports torch's compiler, which takes seconds
+            found = blocked_attention(q_BLHE, k_BLKE, v_BLKE)
+        return found
 
 
 def blocked_or(other: Attend) -> Attend:
@@ -69,18 +73,33 @@ def _off_from_torch() -> list[float]:
     """Returns how far outputs and gradients of a small attention are from torch's in fp32, as shares of their norms."""
     noise = torch.Generator().manual_seed(0)
     q, k, v, grad = (torch.randn(1, 70, heads, WIDTHS, generator=noise).bfloat16() for heads in (2, 1, 1, 2))
-    out, lse = blocked_attention(q, k, v)
-    found = (out, *_backward(grad, q, k, v, out, lse))
+    out, lse = _forward(q, k, v)
+    found = (out, *_gradients(grad, q, k, v, out, lse))
     own_q, own_k, own_v = own = [each.float().transpose(1, 2).requires_grad_() for each in (q, k, v)]
     whole = scaled_dot_product_attention(own_q, own_k, own_v, is_causal=True, enable_gqa=True)
     right = (whole.detach(), *torch.autograd.grad(whole, own, grad.float().transpose(1, 2)))
     return [float((a.float() - b.transpose(1, 2)).norm() / b.norm()) for a, b in zip(found, right, strict=True)]
 
 
-@torch.library.custom_op("tk::causal_attention", mutates_args=())
-def blocked_attention(
-    q_BLHE: torch.Tensor, k_BLKE: torch.Tensor, v_BLKE: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def blocked_attention(q_BLHE: torch.Tensor, k_BLKE: torch.Tensor, v_BLKE: torch.Tensor) -> torch.Tensor:
+    """Returns causal attention by the native kernel, [B, L, H, E] -> [B, L, H, E] in bf16, with its gradients."""
+    found: torch.Tensor = _NativeAttention.apply(q_BLHE, k_BLKE, v_BLKE)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _NativeAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *heads: torch.Tensor) -> torch.Tensor:
+        out, lse = _forward(*heads)
+        ctx.save_for_backward(*heads, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_BLHE: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return _gradients(grad_BLHE, *ctx.saved_tensors)
+
+
+def _forward(q_BLHE: torch.Tensor, k_BLKE: torch.Tensor, v_BLKE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the outputs [B, L, H, E] and the logarithms of the softmax's sums, fp32 [B, H, L]."""
     q, k, v = (_dense(each) for each in (q_BLHE, k_BLKE, v_BLKE))
     out = torch.empty(q.shape, dtype=q.dtype)
@@ -89,14 +108,7 @@ def blocked_attention(
     return out, lse
 
 
-@blocked_attention.register_fake
-def _(q_BLHE: torch.Tensor, k_BLKE: torch.Tensor, v_BLKE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    batch, length, heads, _ = q_BLHE.shape
-    return q_BLHE.new_empty(q_BLHE.shape), q_BLHE.new_empty((batch, heads, length), dtype=torch.float32)
-
-
-@torch.library.custom_op("tk::causal_attention_backward", mutates_args=())
-def _backward(
+def _gradients(
     grad_BLHE: torch.Tensor,
     q_BLHE: torch.Tensor,
     k_BLKE: torch.Tensor,
@@ -104,6 +116,7 @@ def _backward(
     out_BLHE: torch.Tensor,
     lse_BHL: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns the gradients of q, k and v from that of the outputs and what `_forward` returned."""
     given = (grad_BLHE, q_BLHE, k_BLKE, v_BLKE, out_BLHE)
     grad, q, k, v, out = (_dense(each) for each in given)
     grad_q, grad_k, grad_v = (torch.empty(each.shape, dtype=each.dtype) for each in (q, k, v))
@@ -112,7 +125,18 @@ def _backward(
     return grad_q, grad_k, grad_v
 
 
-@_backward.register_fake
+# The same as operators, which compiled programs call.
+compiled_attention = torch.library.custom_op("tk::causal_attention", _forward, mutates_args=())
+_compiled_gradients = torch.library.custom_op("tk::causal_attention_backward", _gradients, mutates_args=())
+
+
+@compiled_attention.register_fake
+def _(q_BLHE: torch.Tensor, k_BLKE: torch.Tensor, v_BLKE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    batch, length, heads, _ = q_BLHE.shape
+    return q_BLHE.new_empty(q_BLHE.shape), q_BLHE.new_empty((batch, heads, length), dtype=torch.float32)
+
+
+@_compiled_gradients.register_fake
 def _(
     grad_BLHE: torch.Tensor,
     q_BLHE: torch.Tensor,
@@ -128,12 +152,12 @@ def _save(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor
     ctx.save_for_backward(*inputs, *output)
 
 
-def _gradients(ctx: Any, grad_BLHE: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    grads: tuple[torch.Tensor, ...] = _backward(grad_BLHE, *ctx.saved_tensors)
+def _backward(ctx: Any, grad_BLHE: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    grads: tuple[torch.Tensor, ...] = _compiled_gradients(grad_BLHE, *ctx.saved_tensors)
     return grads
 
 
-blocked_attention.register_autograd(_gradients, setup_context=_save)
+compiled_attention.register_autograd(_backward, setup_context=_save)
 
 
 def _dense(x_BLHE: torch.Tensor) -> torch.Tensor:

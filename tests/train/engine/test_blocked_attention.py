@@ -1,6 +1,8 @@
 """Blocked attention: exact attention within the rounding of torch's own kernel, the same bits however it is called."""
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +12,12 @@ import torch.nn.functional as F
 from tk.model.attention import AttendingLayer
 from tk.train.engine import blocked_attention as module
 from tk.train.engine.attention import attention_within, causal_attention
-from tk.train.engine.blocked_attention import BlockedAttention, blocked_attention, blocked_or
+from tk.train.engine.blocked_attention import (
+    BlockedAttention,
+    blocked_attention,
+    blocked_or,
+    compiled_attention,
+)
 from tk.train.engine.native_attention import AttentionCall, native_attention
 
 needs_kernel = pytest.mark.skipif(native_attention() is None, reason="this CPU has no kernel, or a better one")
@@ -58,7 +65,7 @@ def exact(
 
 def ours(values: tuple[torch.Tensor, ...], grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
     own = [each.detach().requires_grad_() for each in values]
-    out, _ = blocked_attention(*own)
+    out = blocked_attention(*own)
     return out.detach(), *torch.autograd.grad(out, own, grad)
 
 
@@ -100,16 +107,33 @@ def test_threads_other_rows_and_later_tokens_change_no_bit() -> None:
         assert all(map(torch.equal, one, other))
     alone = ours(tuple(each[1:2] for each in values), grad[1:2])
     assert all(torch.equal(each, whole[1:2]) for each, whole in zip(alone, found[0], strict=True))
-    out, _ = blocked_attention(*(each[:, :100] for each in values))
+    out = blocked_attention(*(each[:, :100] for each in values))
     assert torch.equal(out, found[0][0][:, :100])
 
 
 @needs_kernel
 def test_the_operator_keeps_the_rules_of_torch() -> None:
     values = tuple(each.detach().requires_grad_() for each in heads((1, 40, 2, 1, 64)))
+    out, _ = compiled_attention(*values)
+    assert torch.equal(out, blocked_attention(*values))
+    found = torch.autograd.grad(out.sum(), values)
+    assert all(map(torch.equal, found, torch.autograd.grad(blocked_attention(*values).sum(), values)))
     torch.library.opcheck(
-        blocked_attention, values, test_utils=("test_schema", "test_faketensor", "test_autograd_registration")
+        compiled_attention, values, test_utils=("test_schema", "test_faketensor", "test_autograd_registration")
     )
+
+
+@needs_kernel
+def test_no_run_without_compile_imports_torchs_compiler() -> None:
+    code = (
+        "import sys, torch\n"
+        "from tk.train.engine.attention import attention_within\n"
+        "class Layer: window, layer = None, 0\n"
+        "q = torch.ones(1, 40, 2, 64, dtype=torch.bfloat16, requires_grad=True)\n"
+        "attention_within(())(Layer(), q, q, q).sum().backward()\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @needs_kernel
@@ -133,9 +157,9 @@ def test_what_the_kernel_does_not_take_goes_elsewhere() -> None:
 @needs_kernel
 def test_rows_and_documents_of_training_go_through_the_kernel() -> None:
     values = heads((1, 40, 4, 2, 64))
-    whole, _ = blocked_attention(*values)
+    whole = blocked_attention(*values)
     assert torch.equal(attention_within(())(Layer(), *values), whole)
-    apart = [blocked_attention(*(each[:, part] for each in values))[0] for part in (slice(0, 15), slice(15, 40))]
+    apart = [blocked_attention(*(each[:, part] for each in values)) for part in (slice(0, 15), slice(15, 40))]
     assert torch.equal(attention_within((15, 25))(Layer(), *values), torch.cat(apart, dim=1))
 
 
