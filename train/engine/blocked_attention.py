@@ -83,11 +83,11 @@ def _off_from_torch() -> list[float]:
 
 def blocked_attention(q_BLHE: torch.Tensor, k_BLKE: torch.Tensor, v_BLKE: torch.Tensor) -> torch.Tensor:
     """Returns causal attention by the native kernel, [B, L, H, E] -> [B, L, H, E] in bf16, with its gradients."""
-    found: torch.Tensor = _NativeAttention.apply(q_BLHE, k_BLKE, v_BLKE)  # type: ignore[no-untyped-call]
+    found: torch.Tensor = _AttentionFunction.apply(q_BLHE, k_BLKE, v_BLKE)  # type: ignore[no-untyped-call]
     return found
 
 
-class _NativeAttention(torch.autograd.Function):
+class _AttentionFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *heads: torch.Tensor) -> torch.Tensor:
         out, lse = _forward(*heads)
