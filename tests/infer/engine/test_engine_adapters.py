@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import signal
+import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -121,10 +122,20 @@ class HeldLoads:
         """Begins to load an adapter under the name "a"."""
         return self.threads.submit(self.engine.adapters.load, "a", path)
 
-    def answer(self, *words: str) -> None:
-        """Lets each rank pack its next adapter, or refuse it with a word; waits until it wants to."""
+    def answer(self, *words: str, unless: "Future[None] | None" = None) -> None:
+        """Lets each rank pack its next adapter, or refuse it with a word; waits until it wants to, or for `unless`."""
         for pipe, word in zip(self.pipes, words, strict=True):
-            pipe.write_text(word)
+            end = time.monotonic() + 60
+            while unless is None or not unless.done():
+                try:
+                    writing = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+                except OSError:  # nothing reads it yet
+                    assert time.monotonic() < end, "no rank wanted to pack"
+                    time.sleep(0.01)
+                    continue
+                with os.fdopen(writing, "w") as writer:
+                    writer.write(word)
+                break
 
     def tokens(self, adapter: str = "") -> tuple[int, ...]:
         """Returns the tokens after PROMPT; raises the error of a request that failed."""
@@ -180,7 +191,7 @@ def test_steps_go_on_while_workers_pack_and_loads_wait_for_each_other(
         closing_engine = held.threads.submit(held.engine.close)
         with pytest.raises(Cancelled, match="engine was closed"):
             unfinished.result(60)
-        held.answer("")  # the worker ends by itself when it has packed
+        held.answer("", unless=closing_engine)  # a worker that had begun to pack ends by itself when it has
         closing_engine.result(60)
 
 
