@@ -74,6 +74,7 @@ TEXTS = frozenset(  # arguments and options of plain text that are no paths
         "plan --set",
         "generate prompt",
         "generate --regex",
+        "serve --cors-origin",
         "serve --host",
         "serve --metrics-host",
         "serve --served-model-name",

@@ -148,6 +148,8 @@ def _adapters(shape: PassShape, layer: int) -> int:
 
     Their inputs are those of linear layers, which are counted without adapters, too.
     """
+    if not shape.spec.adapters:
+        return 0
     block, total = shape.spec.layers[layer].feed_forward, 0
     routed = shape.routed_tokens * block.top_k if isinstance(block, ExpertsSpec) else 0
     for tensor in shape.spec.table:
