@@ -4,6 +4,7 @@ import asyncio
 import gc
 import http.client
 import json
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from tk.tests.infer.serve.fake_engine import WAIT_SECONDS, FakeEngine, delta, st
 from tk.tests.infer.serve.http.http_server import HttpServerThread
 
 TIMES = 3
+ENDING_SECONDS = 5.0
 OF_A_CALL = (RequestRecord, EventStream, Request, HttpRequest, HttpConnection)
 
 
@@ -52,7 +54,9 @@ class Garbage:
 
     def ours(self) -> Counter[str]:
         """The frames of the server, the objects of a call and the open iterators, by name."""
-        still_open = Counter(each.ag_code.co_qualname for ref in self._iterators if (each := ref()) is not None)
+        end = time.monotonic() + ENDING_SECONDS  # a refused caller has its answer before its call has ended
+        while (still_open := self._open()) and time.monotonic() < end:
+            time.sleep(0.01)
         gc.collect()
         frames = (each.f_code for each in list(gc.garbage) if isinstance(each, FrameType))
         found = Counter(
@@ -62,6 +66,9 @@ class Garbage:
         )
         found.update(type(each).__qualname__ for each in gc.garbage if isinstance(each, OF_A_CALL))
         return found + still_open
+
+    def _open(self) -> Counter[str]:
+        return Counter(each.ag_code.co_qualname for ref in self._iterators if (each := ref()) is not None)
 
 
 @pytest.fixture(autouse=True)
