@@ -6,11 +6,12 @@ import shutil
 import signal
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
+from typing import IO
 
 import pytest
 
@@ -124,18 +125,26 @@ class HeldLoads:
 
     def answer(self, *words: str, unless: "Future[None] | None" = None) -> None:
         """Lets each rank pack its next adapter, or refuse it with a word; waits until it wants to, or for `unless`."""
-        for pipe, word in zip(self.pipes, words, strict=True):
-            end = time.monotonic() + 60
-            while unless is None or not unless.done():
-                try:
-                    writing = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-                except OSError:  # nothing reads it yet
-                    assert time.monotonic() < end, "no rank wanted to pack"
-                    time.sleep(0.01)
-                    continue
-                with os.fdopen(writing, "w") as writer:
+        for rank, word in enumerate(words):
+            with self.asking(rank, unless) as writer:
+                if writer is not None:
                     writer.write(word)
-                break
+
+    @contextmanager
+    def asking(self, rank: int, unless: "Future[None] | None" = None) -> Iterator[IO[str] | None]:
+        """A context that begins when a rank wants to pack, and holds it until its end; None if `unless` comes first."""
+        end = time.monotonic() + 60
+        while unless is None or not unless.done():
+            try:
+                writing = os.open(self.pipes[rank], os.O_WRONLY | os.O_NONBLOCK)
+            except OSError:  # nothing reads it yet
+                assert time.monotonic() < end, "the rank never wanted to pack"
+                time.sleep(0.01)
+                continue
+            with os.fdopen(writing, "w") as writer:
+                yield writer
+            return
+        yield None
 
     def tokens(self, adapter: str = "") -> tuple[int, ...]:
         """Returns the tokens after PROMPT; raises the error of a request that failed."""
@@ -205,7 +214,8 @@ def test_a_worker_that_dies_while_it_packs_fails_that_load_alone(
         info, expected = loaded.result(60), held.tokens("a")
         lost = held.load(two[1])
         assert held.tokens("a") == expected
-        os.kill(held.engine.worker_process_ids[0], signal.SIGKILL)
+        with held.asking(0):
+            os.kill(held.engine.worker_process_ids[0], signal.SIGKILL)
         with pytest.raises(WorkerDied, match="ended before"):
             lost.result(60)
         held.answer("")  # the new worker loads what had a name
