@@ -24,7 +24,7 @@ from .rank_report import ERROR_FOLDER_VARIABLE, read_reports
 _log = logging.getLogger(__name__)
 
 RENDEZVOUS_VARIABLE = "TK_RENDEZVOUS"
-FORK = "--fork"  # an argument of a rank
+FORK, EVENTS = "--fork", "--events"  # arguments of a rank; the second prints the run's events on standard output
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 5.0  # the time in which other ranks report an error after one has failed
 
@@ -157,7 +157,7 @@ class Launcher:
             return
         self.signal_seen = number
         self.kill_at = min(self.kill_at, time.monotonic() + self.stop_timeout)
-        _log.warning("stopping after the current step and a checkpoint (signal again to quit at once)")
+        _log.info("stopping after the current step and a checkpoint (signal again to quit at once)")
         for rank in self.ranks:
             if rank.poll() is None:
                 rank.send_signal(signal.SIGTERM)
