@@ -12,7 +12,6 @@ FENCED = re.compile(r"^(?P<space> *)```.*?^(?P=space)```[^\n]*$", re.MULTILINE |
 TABLE = re.compile(r"(?:^ *\|[^\n]*\n?)+", re.MULTILINE)
 HEADING = re.compile(r"^#+ [^\n]*$", re.MULTILINE)
 ITEM = re.compile(r" *(?:[-*]|\d+\.) ")
-MARK = re.compile(rf"^(?:#+ |{ITEM.pattern})")
 NEXT_ITEM = re.compile(rf"\n(?={ITEM.pattern})")
 CODE = re.compile(r"(`+)[^`].*?\1", re.DOTALL)
 LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
@@ -37,11 +36,6 @@ def blocks(page: str) -> Iterator[str]:
         yield OTHER if is_code else LINK.sub(r"\1", CODE.sub("Code", block)).strip()
 
 
-def sentences(block: str) -> list[str]:
-    """Returns the sentences of a block, without the mark of a heading or an item."""
-    return END.split(MARK.sub("", block, count=1))
-
-
 def num_words(sentence: str) -> int:
     """Returns the number of words: parts between spaces that have a letter or a digit."""
     return sum(any(map(str.isalnum, word)) for word in sentence.split())
@@ -52,7 +46,7 @@ def long_sentences(page: str) -> list[str]:
     return [
         f"{num_words(each)} words: {' '.join(each.split()[:8])}"
         for block in blocks(page)
-        for each in sentences(block)
+        for each in END.split(block)
         if num_words(each) > MAX_WORDS
     ]
 
@@ -66,7 +60,7 @@ def fault_of_summary(page: str) -> str | None:
         return "no paragraph follows the title"
     if not first.endswith((".", "!", "?")):
         return "its first paragraph does not end with a sentence"
-    if len(sentences(first)) > MAX_SUMMARY:
+    if len(END.split(first)) > MAX_SUMMARY:
         return f"its first paragraph has more than {MAX_SUMMARY} sentences"
     return None if READERS.search(first) else "its first paragraph does not say for whom it is"
 
@@ -96,6 +90,8 @@ def test_a_long_sentence_is_seen_wherever_prose_stands() -> None:
         f"# {LONG} more",
         f"- short\n- {LONG}\n  more",
         f"1. {LONG}\n\n   {LONG} more.",
+        f"- short\n\n    {LONG} more",
+        f"{LONG[15:]} i.e. e.g. more ... more",
         f"```\ncode\n```\n[{LONG}\nmore](a-target.md)",
         f"{LONG} `more of it`",
         f"| a |\n|---|\n{LONG} more",
@@ -115,6 +111,7 @@ def test_parts_that_are_no_prose_are_not_counted() -> None:
         f"| {LONG} | {LONG} |",
         f"<!-- {LONG}\n\n{LONG} more -->",
         f"`{LONG} more` = [`{LONG}`](a-target-of-many-words.md)",
+        f'{LONG[5:]} [word](a-target.md "with a title")',
         f"{LONG} + = | -> /",
     ):
         assert long_sentences(page.replace("(With word", "(With")) == [], page
