@@ -42,7 +42,7 @@ CHOICE = ("experts, stage 3", "zb-h1")
 MARKED = [pytest.param(name, marks=() if name in CHOICE else pytest.mark.matrix) for name in RUNS]
 # The number of targets, by which each loss is divided, and the sums that say whether the step may update.
 TWO = ["train/run/trainer.py _count_tokens: reads __int__", "train/engine/optimizer_step.py agree: reads tolist"]
-EXCHANGE = ("model/experts/spreads.py sums: ", "model/experts/spreads.py _round: ")
+EXCHANGE = ("model/experts/spreads.py sums: ", "model/experts/spreads.py _round: ", "parallel/row_groups.py of: ")
 
 
 def waits_of_a_step(config: dict[str, Any]) -> list[str]:
