@@ -31,7 +31,7 @@ def build(root: Path, names: list[str], folder: Path) -> str:
     source = folder / "source"
     for name in names:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(root / name, source / name)
+        shutil.copyfile(root / name, source / name, follow_symlinks=False)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     command = [sys.executable, "-c", BUILD, str(folder)]
     done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True)
@@ -48,7 +48,7 @@ def check_the_sdist(path: Path, names: list[str]) -> Metadata:
     """The sdist holds the checkout, with tests, pages and the Makefile."""
     top = f"tk_lm-{tk.__version__}/"
     with tarfile.open(path) as archive:
-        files = {each.name.removeprefix(top) for each in archive if each.isfile()}
+        files = {each.name.removeprefix(top) for each in archive if not each.isdir()}
         about = archive.extractfile(f"{top}PKG-INFO")
         assert about is not None
         metadata = Metadata.from_email(about.read())
