@@ -46,6 +46,7 @@ class CommandEntry:
 COMMANDS: Final[Mapping[str, CommandEntry]] = MappingProxyType(
     {
         "demo": CommandEntry("tk.cli.demo:demo", "Train, reshard and serve a small model on this machine."),
+        "examples": CommandEntry("tk.cli.examples:examples", "List the examples of tk, or copy one."),
         "train": CommandEntry("tk.cli.train:train", "Train a model, on one rank or many.", exits_on_signals=False),
         "data": CommandEntry("tk.cli.data:data", "Turn text into token folders."),
         "tokenizer": CommandEntry(

@@ -72,6 +72,7 @@ TEXTS = frozenset(  # arguments and options of plain text that are no paths
         "tokenizer train --ignore",
         "train --set",
         "plan --set",
+        "examples name",
         "generate prompt",
         "generate --regex",
         "serve --cors-origin",
