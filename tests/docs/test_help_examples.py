@@ -20,7 +20,7 @@ NOT_RUN: Final = {
 }
 # Commands in the order in which a reader can try them; those that ask a server follow `serve`.
 STORY: Final = (
-    *("tokenizer", "data", "train", "plan", "plot", "doctor", "reshard", "export", "inspect", "verify", "diff", "eval"),
+    *("plan", "tokenizer", "data", "train", "plot", "doctor", "reshard", "export", "inspect", "verify", "diff", "eval"),
     *("token", "generate", "serve", "top", "bench"),
 )
 
@@ -70,6 +70,6 @@ def test_the_story_has_every_example_that_is_not_marked() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_examples_work_in_the_order_of_a_story(world: World, tmp_path: Path) -> None:
-    lines = [line for name in STORY for line in examples_of(name)]
+    lines = dict.fromkeys(line for name in STORY for line in examples_of(name))
     with world.copy(tmp_path / "copy") as place:
         place.run(script_of(Block("--help", 1, "sh", "\n".join(lines))), timeout=800)

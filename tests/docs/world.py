@@ -15,15 +15,15 @@ from typing import Final
 from tk.tests.docs.blocks import ROOT, Block
 
 CERTIFICATES: Final = ROOT / "tests" / "infer" / "serve" / "certificates"
+SHORT: Final = "--set train.steps=2 --set optimizer.warmup_steps=1"
 # All that a block is changed by: folders of the system, a host that does not exist, and how long something takes.
 CHANGES: Final = (
     ("/etc/tk/", "etc-tk/"),
     ("/opt/tk-kernels", "opt-tk-kernels"),
     ("server.example", "localhost"),
-    ("tk train examples/tiny.toml", "tk train examples/tiny.toml --set train.steps=2"),
-    ("tk train examples/finetune.toml", "tk train examples/finetune.toml --set train.steps=2 --set train.eval_every=2"),
+    ("tk train examples/tiny.toml", f"tk train examples/tiny.toml {SHORT}"),
+    ("tk train examples/finetune.toml", f"tk train examples/finetune.toml {SHORT} --set train.eval_every=2"),
     ("train.steps=700", "train.steps=22"),
-    ("train.steps=50", "train.steps=2"),
     ("steps = 50", "steps = 2"),
     ("--rate 4", "--rate 4 --requests 8"),
 )
