@@ -11,8 +11,8 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
 HEAD = """\
 # Commands
 
-This page is for users of the program `tk`: it has every option of every command. `tk COMMAND --help` shows the same,
-with examples. `make map` writes the page from the code. [README.md](../README.md) has the commands in one table.
+This page is for users of the program `tk`: it has every option of every command; `tk COMMAND --help` shows the same,
+with examples. [README.md](../README.md) has the commands in one table. `make map` writes this page.
 
 ## Options of every command
 
