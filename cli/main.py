@@ -160,7 +160,7 @@ def command_group(table: Mapping[str, CommandEntry] = COMMANDS) -> LazyGroup:
         params=[debug_option()],
         context_settings={"help_option_names": ["-h", "--help"]},
         help="Train a language model over many devices, reshard its checkpoint, serve it over gRPC.",
-        epilog="Example: tk demo --out demo\n\n"
+        epilog="Example: tk demo\n\n"
         "Exit codes: 0 success, 1 failure or end by SIGTERM or SIGHUP, 2 wrong usage or configuration, 3 unusable "
         "checkpoint, 130 interrupted.",
     )

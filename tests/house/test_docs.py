@@ -71,7 +71,7 @@ def test_every_command_has_help_with_an_example() -> None:
     for command in (command_group(), *(entry.load() for entry in COMMANDS.values())):
         for each in (command, *(command.commands.values() if isinstance(command, click.Group) else ())):
             shown = CliRunner().invoke(each, ["--help"]).output
-            assert re.search(r"Example:\s+tk ", shown), each.name
+            assert re.search(r"Examples?:\s+tk ", shown), each.name
 
 
 @pytest.mark.parametrize("page", ["trails.md", "request.md"])
