@@ -73,6 +73,7 @@ TEXTS = frozenset(  # arguments and options of plain text that are no paths
         "train --set",
         "plan --set",
         "generate prompt",
+        "init name",
         "generate --regex",
         "serve --cors-origin",
         "serve --host",
