@@ -47,6 +47,7 @@ COMMANDS: Final[Mapping[str, CommandEntry]] = MappingProxyType(
     {
         "demo": CommandEntry("tk.cli.demo:demo", "Train, reshard and serve a small model on this machine."),
         "examples": CommandEntry("tk.cli.examples:examples", "List the examples of tk, or copy one."),
+        "init": CommandEntry("tk.cli.init:init", "Write a configuration for your text or your model."),
         "train": CommandEntry("tk.cli.train:train", "Train a model, on one rank or many.", exits_on_signals=False),
         "data": CommandEntry("tk.cli.data:data", "Turn text into token folders."),
         "tokenizer": CommandEntry(

@@ -74,6 +74,7 @@ TEXTS = frozenset(  # arguments and options of plain text that are no paths
         "plan --set",
         "examples name",
         "generate prompt",
+        "init name",
         "generate --regex",
         "serve --cors-origin",
         "serve --host",
