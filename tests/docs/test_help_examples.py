@@ -20,7 +20,22 @@ NOT_RUN: Final = {
 }
 # Commands in the order in which a reader can try them; those that ask a server follow `serve`.
 STORY: Final = (
-    *("plan", "tokenizer", "data", "train", "plot", "doctor", "reshard", "export", "inspect", "verify", "diff", "eval"),
+    *(
+        "examples",
+        "init",
+        "plan",
+        "tokenizer",
+        "data",
+        "train",
+        "plot",
+        "doctor",
+        "reshard",
+        "export",
+        "inspect",
+        "verify",
+        "diff",
+        "eval",
+    ),
     *("token", "generate", "serve", "top", "bench"),
 )
 

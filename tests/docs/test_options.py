@@ -19,7 +19,7 @@ FOREIGN: Final = frozenset(
         *("--signal", "--requeue", "--ntasks-per-node"),  # sbatch
         *("--cpus", "--stop-timeout"),  # docker
         *("--cert", "--key", "--from-file"),  # kubectl
-        *("--timeout", "--fix", "--model"),  # pytest, ruff, lm_eval
+        *("--timeout", "--fix"),  # pytest, ruff
         *("--tool", "--cache-sim", "--no-show-raw-insn"),  # valgrind, objdump
     }
 )
