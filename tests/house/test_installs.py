@@ -17,11 +17,13 @@ from tk.scripts import real_parts
 from tk.tests.house.test_packaging import pins
 
 INSTALLS = re.compile(
-    r"\b(?:pip3? (?:install|download|wheel)|pipx (?:install|run)|uv (?:add|pip install|tool install)|uvx"
-    r"|\$\(PIP\)|poetry add|conda install|npm (?:install|i|add)|npx) (.*)"
+    r"(?:\bpip3? (?:install|download|wheel)|\bpipx (?:install|run)|\buv (?:add|pip install|tool install)|\buvx|\$\(PIP\)"
+    r"|\bpoetry add|\bconda install|\bnpm (?:install|i|add)|\bnpx) (.*)"
 )
 END = re.compile(r"`|#|;|&|\||\)|\\n|[.,](?:\s|$)|'\"|[\w>=\d]\"[ ,:]")
-WITH_VALUE = re.compile(r"-r|-c|-e|-i|-f|-t|--(?:requirement|constraint|editable|target|wheel-dir|find-links|retries|prefix)")
+WITH_VALUE = re.compile(
+    r"-[rceift]|--(?:requirement|constraint|editable|index-url|extra-index-url|find-links|target|wheel-dir|retries)"
+)
 # Packages of other people that stand in no list: an alternative that a benchmark compares with, and readers of traffic.
 OTHERS = frozenset({"deepspeed", "hpack"})
 
@@ -35,17 +37,14 @@ def installed(text: str) -> list[str]:
     """Returns the names for which the commands of a text ask an index: neither options nor paths nor variables."""
     names = []
     for words in INSTALLS.findall(joined(text)):
-        is_value = False
+        before = ""
         for word in END.split(words, maxsplit=1)[0].split():
             bare = word.strip("'\"()[],")
-            if not is_value and not bare.startswith(("-", ".", "$")) and (found := re.match(r"@?[A-Za-z][\w./-]*", bare)):
-                names += [] if re.search(r"[{$*]", bare) or _is_path(bare) else [found[0]]
-            is_value = bool(WITH_VALUE.fullmatch(bare)) or bare in ("--index-url", "--extra-index-url")
+            found = re.fullmatch(r"(@[\w-]+/[\w.-]+|[A-Za-z][\w.-]*)([^\w/${*].*)?", bare)
+            if found and not WITH_VALUE.fullmatch(before):
+                names.append(found[1])
+            before = bare
     return names
-
-
-def _is_path(word: str) -> bool:
-    return "/" in word and not word.startswith("@")
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +91,8 @@ def test_no_line_of_any_file_installs_a_package_that_is_not_known(
         ("ExecStartPre=/opt/tk/bin/pip install tk_lm", ["tk_lm"]),
         ("RUN pip install --no-cache-dir \\\n    --index-url https://example torch tk", ["torch", "tk"]),
         ("uv add tk && npx tk-chat", ["tk"]),
+        ("\t\t$(PIP) 'tk>=0.13' || \\", ["tk"]),
+        ("npm install @grpc/tk", ["@grpc/tk"]),
         ("npx tk-chat", ["tk-chat"]),
         ("pip install . ; pip install '.[structured]'", []),
         ("pip install -r requirements.lock -e . wheels/tk_lm-0.1.0.whl", []),
@@ -109,8 +110,9 @@ def test_the_packages_own_name_is_in_no_list_of_known_ones(project: dict[str, An
 
 
 def test_images_of_tk_are_of_no_registry(root: Path, tracked: list[str]) -> None:
-    """A cluster pulls an image by its name: `tk` alone comes from Docker's registry, which could be a stranger's, too."""
-    yaml = [name for name in tracked if name.endswith((".yaml", ".yml"))]
-    images = [image for name in yaml for image in re.findall(r"^\s*image: (\S+)$", (root / name).read_text(), re.MULTILINE)]
-    assert len(images) >= 2
-    assert [image for image in images if re.search(r"\btk\b", image) and not image.startswith("registry.example/")] == []
+    """A cluster pulls an image by its name: `tk` alone would come from Docker's registry, where it is not ours."""
+    texts = [(root / name).read_text() for name in tracked if name.endswith((".yaml", ".yml"))]
+    images = [image for text in texts for image in re.findall(r"^\s*image: (\S+)$", text, re.MULTILINE)]
+    ours = [image for image in images if re.search(r"\btk\b", image)]
+    assert ours
+    assert [image for image in ours if not image.startswith("registry.example/")] == []
