@@ -17,8 +17,8 @@ from tk.scripts import real_parts
 from tk.tests.house.test_packaging import pins
 
 INSTALLS = re.compile(
-    r"(?:\bpip3? (?:install|download|wheel)|\bpipx (?:install|run)|\buv (?:add|pip install|tool install)|\buvx|\$\(PIP\)"
-    r"|\bpoetry add|\bconda install|\bnpm (?:install|i|add)|\bnpx) (.*)"
+    r"(?:\bpip3? (?:install|download|wheel)|\bpipx (?:install|run)|\buv (?:add|pip install|tool install)|\buvx"
+    r"|\$\(PIP\)|\bpoetry add|\bconda install|\bnpm (?:install|i|add)|\bnpx) (.*)"
 )
 END = re.compile(r"`|#|;|&|\||\)|\\n|[.,](?:\s|$)|'\"|[\w>=\d]\"[ ,:]")
 WITH_VALUE = re.compile(
