@@ -1,4 +1,9 @@
-"""Streams one prompt from a running server: python examples/stream.py HOST:PORT PROMPT"""
+"""Streams one prompt from a running server.
+
+Needs a server, as of `tk serve runs/demo/tp1 --port 50051`:
+
+    python stream.py 127.0.0.1:50051 'def main('
+"""
 
 import sys
 

@@ -12,7 +12,7 @@ const grpc = require('@grpc/grpc-js')
 const protoLoader = require('@grpc/proto-loader')
 const health = require('grpc-health-check')
 
-const PROTO = path.join(__dirname, '../../../proto/v1/generation.proto')
+const PROTO = path.join(__dirname, '../generation.proto')
 const LOADING = { keepCase: true, longs: String, enums: String, defaults: true, oneofs: true }
 const tk = grpc.loadPackageDefinition(protoLoader.loadSync(PROTO, LOADING)).tk.v1
 const details = protoLoader.loadSync(path.join(__dirname, 'error_details.proto'), LOADING)
