@@ -61,7 +61,6 @@ def test_tritonclient_works_unchanged(triton: Path, tiny: Path, tmp_path: Path) 
 
 
 def test_the_example_of_the_page_runs(triton: Path, own: Serving) -> None:
-    """It has a mark in docs/open-inference.md, for tk does not install the package."""
     [block] = [each for each in all_blocks() if (each.page, each.kind) == ("docs/open-inference.md", "python")]
     code = block.code.replace("127.0.0.1:50051", own.target)
     done = subprocess.run([triton, "-c", code], capture_output=True, text=True, timeout=WAIT_SECONDS)
