@@ -10,7 +10,8 @@ from unittest.mock import patch
 import click
 
 from tk.cli.common import PathType
-from tk.cli.main import Invocation, command_group
+from tk.cli.invocation import Invocation
+from tk.cli.main import command_group
 
 _HERE_DOCUMENT: Final = re.compile(r"<<\s*['\"]?(\w+)['\"]?([^\n]*)\n(.*?\n)\1\n", re.DOTALL)
 _REDIRECTION: Final = re.compile(r"[<>]&?|>>|<<<")
