@@ -1,6 +1,7 @@
-"""The blocks of code of a page, and the mark with which a page says that a block is not run.
+"""The blocks of code of a page, and the mark with which a page says that a block is not run, or is run elsewhere.
 
-A mark is an HTML comment in the line before a block, as in `<!-- not run: takes minutes -->`: readers do not see it.
+A mark is an HTML comment in the line before a block, which readers do not see: `<!-- not run: takes minutes -->`, or
+`<!-- run by tests/real/test_some_page.py -->`, a test that takes the block from the page.
 """
 
 import re
@@ -19,13 +20,11 @@ PAGES: Final = tuple(
     )
 )
 # The only reasons for which a block is not run.
-REASONS: Final = frozenset(
-    {"takes minutes", "needs a network", "needs 8 GPUs", "needs a cluster", "needs another project's package"}
-)
+REASONS: Final = frozenset({"takes minutes", "needs a network", "needs 8 GPUs", "needs a cluster"})
 KINDS: Final = frozenset({"sh", "python", "toml", "json", "dockerfile", "text"})
 PROGRAMS: Final = r"tk|make|python3?|pip|curl|kubectl|docker|torchrun|lm_eval|export|cd|systemctl"
 
-_MARK: Final = re.compile(r"<!-- not run: (.*) -->")
+_MARK: Final = re.compile(r"<!-- (?:not run: (?P<reason>.*)|run by (?P<test>\S+)) -->")
 # A line of a block without a language that begins so is a shell's.
 _COMMAND: Final = re.compile(rf"^(?:\w+=\S* )*(?:{PROGRAMS}) ", re.MULTILINE)
 
@@ -40,6 +39,7 @@ class Block:
         kind: one of KINDS, or a language that no page may have.
         code: its lines, without the indentation of an item of a list.
         mark: the reason for which it is not run; None = it is run.
+        run_by: the test, by its path, that runs it in its own way; None = `test_run_pages.py` does.
     """
 
     page: str
@@ -47,14 +47,17 @@ class Block:
     kind: str
     code: str
     mark: str | None = None
+    run_by: str | None = None
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
 
     @property
-    def shown_commands(self) -> str:
-        """The commands of tk in a text, as of the output of one, as a script; a synopsis with brackets is none."""
-        lines = (line.strip() for line in self.code.splitlines() if self.kind == "text")
+    def script(self) -> str:
+        """The block as a script of a shell; of a text, the commands of tk that it shows, but for a synopsis."""
+        if self.kind != "text":
+            return self.code if self.kind == "sh" else ""
+        lines = (line.strip() for line in self.code.splitlines())
         return "".join(f"{line}\n" for line in lines if line.startswith("tk ") and "[" not in line)
 
 
@@ -70,7 +73,8 @@ def read_blocks(page: str, text: str) -> Iterator[Block]:
         end = lines.index(f"{fence[1]}```", position)
         code = "\n".join(line.removeprefix(fence[1]) for line in lines[position:end]) + "\n"
         mark = _MARK.fullmatch(lines[position - 2].strip()) if position > 1 else None
-        yield Block(page, position + 1, fence[2] or _guessed(code), code, mark and mark[1])
+        found = mark.groupdict() if mark else {}
+        yield Block(page, position + 1, fence[2] or _guessed(code), code, found.get("reason"), found.get("test"))
         position = end + 1
 
 

@@ -25,6 +25,7 @@ pip install b
 
 A drawing:
 
+<!-- run by tests/test_page.py -->
 ```
 tp -> dp
   tk generate c
@@ -37,8 +38,14 @@ def test_blocks_have_their_language_their_place_and_their_mark() -> None:
         Block("page.md", 4, "sh", "tk train a.toml\n"),
         Block("page.md", 9, "sh", "pip install b\n", "needs a network"),
         Block("page.md", 15, "python", "if True:\n    print(1)\n"),
-        Block("page.md", 22, "text", "tp -> dp\n  tk generate c\n"),
+        Block("page.md", 23, "text", "tp -> dp\n  tk generate c\n", run_by="tests/test_page.py"),
     ]
+
+
+def test_a_script_is_a_block_of_a_shell_or_what_a_text_shows() -> None:
+    scripts = [block.script for block in read_blocks("page.md", PAGE)]
+    assert scripts == ["tk train a.toml\n", "pip install b\n", "", "tk generate c\n"]
+    assert Block("page.md", 1, "text", "tk plan CONFIG [--json]\n").script == ""
 
 
 def test_a_mark_holds_for_the_block_right_after_it() -> None:

@@ -18,24 +18,11 @@ NOT_RUN: Final = {
     "tk demo --out runs/demo": "takes minutes",
     "tk parity --layouts default -o docs/parity.md": "takes minutes",
 }
-# Commands in the order in which a reader can try them; those that ask a server follow `serve`.
+# Commands in the order in which a reader can try them: `diff` compares what the demo left, before `train` goes on with
+# its run, and those that ask a server follow `serve`.
 STORY: Final = (
-    *(
-        "examples",
-        "init",
-        "plan",
-        "tokenizer",
-        "data",
-        "train",
-        "plot",
-        "doctor",
-        "reshard",
-        "export",
-        "inspect",
-        "verify",
-        "diff",
-        "eval",
-    ),
+    *("examples", "init", "diff", "plan", "tokenizer", "data", "train", "plot", "doctor", "reshard", "export"),
+    *("inspect", "verify", "eval"),
     *("token", "generate", "serve", "top", "bench"),
 )
 

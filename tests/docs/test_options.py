@@ -8,8 +8,11 @@ import click
 from tk.cli.main import COMMANDS
 from tk.scripts import command_page
 from tk.tests.docs.blocks import PAGES, ROOT
+from tk.tests.docs.test_pages import check_override
+from tk.train.config.train_config import TrainConfig
 
 OPTION: Final = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+SECTIONS: Final = "|".join(TrainConfig.model_fields)
 FOREIGN: Final = frozenset(
     {
         *("--help", "--version"),
@@ -64,3 +67,12 @@ def test_pages_name_no_option_that_no_command_has() -> None:
 def test_every_foreign_option_is_still_named() -> None:
     named = {option for page in PAGES for option in OPTION.findall((ROOT / page).read_text())}
     assert named >= FOREIGN
+
+
+def test_pages_name_no_configuration_key_that_does_not_exist() -> None:
+    """A key stands in code as `section.key`, with or without a value, or as `[section] key`."""
+    named = re.compile(rf"`(?:\[({SECTIONS})\] |(?:--set )?({SECTIONS})\.)(?!safetensors|jsonl)([a-z_]+)(?=[`. =])")
+    keys = {(a or b, key) for page in PAGES for a, b, key in named.findall((ROOT / page).read_text())}
+    assert len(keys) > 80
+    for section, key in sorted(keys):
+        check_override(f"{section}.{key}=0")

@@ -11,8 +11,9 @@ from tk.tests.docs.world import World, script_of
 
 pytestmark = [pytest.mark.matrix, pytest.mark.slow, pytest.mark.timeout(900)]
 BLOCKS: Final = [
-    *(block for block in all_blocks() if block.kind in ("sh", "python") and block.mark is None),
-    *(replace(block, kind="sh", code=block.shown_commands) for block in all_blocks() if block.shown_commands),
+    replace(block, kind="sh", code=block.script) if block.script else block
+    for block in all_blocks()
+    if (block.script or block.kind == "python") and block.mark is None and block.run_by is None
 ]
 
 
