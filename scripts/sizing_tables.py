@@ -20,6 +20,7 @@ from tk.train.planning.plan import RunPlan, make_plan
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "sizing.md"
 GPUS: Final = 8
 STAGES: Final = (0, 1, 2, 3)
+Values = dict[str, dict[str, Any]]
 
 
 def llama(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocab_size: int) -> dict[str, Any]:
@@ -51,10 +52,10 @@ SMALL: Final = ("5.3 M", "32 M", "0.16 B", "1.1 B")
 LARGE: Final = ("0.16 B", "1.1 B", "8 B", "70 B")
 
 
-def plan_of(shape: Mapping[str, Any], ranks: int = 1, **sections: dict[str, Any]) -> RunPlan:
+def plan_of(shape: Mapping[str, Any], *, ranks: int = 1, **sections: dict[str, Any]) -> RunPlan:
     """Returns the plan of a run, as `tk plan` makes it."""
-    values = {"model": dict(shape), "data": {"cache": "nowhere"}, "checkpoint": {"dir": "nowhere/run"}, **sections}
-    return make_plan(parse(values, TrainConfig, "a table"), ranks)
+    values: Values = {"model": dict(shape), "data": {"cache": "nowhere"}, "checkpoint": {"dir": "nowhere/run"}}
+    return make_plan(parse(values | sections, TrainConfig, "a table"), ranks)
 
 
 def on_device(plan: RunPlan) -> int:
@@ -70,7 +71,7 @@ def states_table(precision: str) -> list[list[str]]:
         plans = [
             plan_of(
                 SHAPES[name],
-                GPUS,
+                ranks=GPUS,
                 train=train,
                 precision={"params": precision},
                 zero={"stage": stage},
@@ -114,8 +115,16 @@ def adapter_table() -> list[list[str]]:
         for name in LARGE:
             path = write_shape(Path(folder) / name.replace(" ", "-"), SHAPES[name])
             train = {"seq_len": 2048, "micro_batch_size": 1, "global_batch_size": 1}
-            common = {"train": train, "precision": {"params": "bf16"}, "recompute": {"mode": "full"}}
-            plans = [plan_of({"init": str(path)}, lora={"rank": 16, "base": base}, **common) for base in bases]
+            plans = [
+                plan_of(
+                    {"init": str(path)},
+                    lora={"rank": 16, "base": base},
+                    train=train,
+                    precision={"params": "bf16"},
+                    recompute={"mode": "full"},
+                )
+                for base in bases
+            ]
             rows.append([name, *(format_bytes(on_device(plan)) for plan in plans)])
     return [["parameters of the base", "base in bf16", "in int8", "in int4"], *rows]
 
@@ -191,8 +200,7 @@ def main() -> None:
     page = PAGE.read_text()
     for name, rows in TABLES.items():
         shown(name, page)
-        table = markdown(rows())
-        page = place_of(name).sub(lambda match, table=table: match[1] + table, page)
+        page = place_of(name).sub(rf"\g<1>{markdown(rows())}", page)
     PAGE.write_text(page)
 
 

@@ -41,7 +41,8 @@ class Reader:
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             self.port = found.getsockname()[1]
-        self.work, self.said = folder / "work", []
+        self.work = folder / "work"
+        self.said: list[str] = []
         self.server: subprocess.Popen[str] | None = None
         programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         kept = {name: value for name, value in os.environ.items() if name in ("LANG", "OMP_NUM_THREADS")}
@@ -72,7 +73,7 @@ class Reader:
             f"http://localhost:{self.port}{path}", data, {"content-type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.read().decode()
+            return str(answer.read(), "utf-8")
 
     def stop(self) -> None:
         """Ends the server as Ctrl-C does."""
@@ -112,7 +113,7 @@ def test_the_page_leads_to_a_chat_and_to_openais_client(reader: Reader, capfd: p
     assert len(answer.split()) > 1
     assert "Return" in answer or "the" in answer.lower()
     losses = {run: eval_losses(reader.work / "runs" / run / "metrics.jsonl") for run in seconds}
-    assert losses["mine"][-1] < 6.2 < losses["mine"][0]
+    assert losses["mine"][-1] < min(6.0, losses["mine"][0])
     assert losses["helper"][-1] < losses["helper"][0]
     assert seconds["mine"] < BOUND
 
