@@ -23,8 +23,8 @@ MAX_RUNNING: Final = 16  # windows at a time: they fill steps, and their cache s
 
 
 @click.command(
-    epilog="Example: tk eval runs/demo --data held-out.txt --kv-dtype auto --kv-dtype int8. With an adapter: "
-    "tk eval models/base --adapter runs/sql --data held-out.txt"
+    epilog="\b\nExamples:\n  tk eval runs/demo/run --data held-out.txt --kv-dtype auto --kv-dtype int8\n"
+    "  tk eval models/base --adapter runs/sql --data held-out.txt"
 )
 @click.argument("checkpoint", metavar="CKPT", type=PATH)
 @click.option(

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    epilog="Example: tk export runs/demo exported --plain. Of an adapter: tk export runs/lora adapter, or tk export "
-    "--merge runs/lora merged"
+    epilog="\b\nExamples:\n  tk export runs/demo/run exported --plain\n  tk export runs/sql adapter\n"
+    "  tk export --merge runs/sql merged"
 )
 @click.argument("source", metavar="SRC", type=PATH)
 @click.argument("target", metavar="DST", type=PATH)

@@ -41,8 +41,8 @@ _TEXT_FILE = PathType(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command(
-    epilog='Example: tk generate runs/demo "def main(" --max-new-tokens 50. With an adapter: tk generate models/base '
-    '--adapter runs/sql "SELECT", or tk generate runs/sql "SELECT"'
+    epilog='\b\nExamples:\n  tk generate runs/demo/run "def main(" --max-new-tokens 50\n'
+    '  tk generate models/base --adapter runs/sql "SELECT"\n  tk generate runs/sql "SELECT"'
 )
 @click.argument("source", metavar="CKPT|HOST:PORT", type=PATH_TEXT)
 @click.argument("prompt", required=False)

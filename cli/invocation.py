@@ -72,8 +72,7 @@ def say_error(text: str) -> None:
 
 def suggest(*commands: str) -> None:
     """Prints the commands that probably come next, as `say` does."""
-    for number, command in enumerate(commands):
-        say(f"{'      ' if number else 'next: '}{command}")
+    say("\n  ".join(["Next:", *commands]))
 
 
 def commands_for(checkpoint: Path, folder: Path) -> list[str]:

@@ -49,6 +49,8 @@ class CommandEntry:
 COMMANDS: Final[Mapping[str, CommandEntry]] = MappingProxyType(
     {
         "demo": CommandEntry("tk.cli.demo:demo", "Train, reshard and serve a small model on this machine."),
+        "examples": CommandEntry("tk.cli.examples:examples", "List the examples of tk, or copy one."),
+        "init": CommandEntry("tk.cli.init:init", "Write a configuration for your text or your model."),
         "train": CommandEntry("tk.cli.train:train", "Train a model, on one rank or many.", exits_on_signals=False),
         "data": CommandEntry("tk.cli.data:data", "Turn text into token folders."),
         "tokenizer": CommandEntry(
@@ -121,7 +123,7 @@ def command_group(table: Mapping[str, CommandEntry] = COMMANDS) -> LazyGroup:
         name="tk",
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDEST_HELP},
         help="Train a language model over many devices, reshard its checkpoint, serve it over gRPC.",
-        epilog="Example: tk demo --out demo\n\n"
+        epilog="Example: tk demo\n\n"
         "Exit codes: 0 success, 1 failure or end by SIGTERM or SIGHUP, 2 wrong usage or configuration, 3 unusable "
         "checkpoint, 130 interrupted.",
     )

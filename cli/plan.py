@@ -14,7 +14,9 @@ from .fit_options import FitOptions, fit_options
 SERVING_TPS = (1, 2, 4, 8)
 
 
-@click.command(epilog="Example: tk plan examples/llama-1b.toml --nproc 8 --set zero.stage=3")
+@click.command(
+    epilog="\b\nExamples:\n  tk plan examples/llama-1b.toml --nproc 8 --set zero.stage=3\n  tk plan runs/demo/run"
+)
 @click.argument("path", metavar="CONFIG.toml|CKPT", type=PATH)
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override one key of CONFIG.")
 @click.option(

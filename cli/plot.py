@@ -7,7 +7,7 @@ import click
 from .common import PATH
 
 
-@click.command(epilog="Example: tk plot runs/tiny runs/other -o runs.svg")
+@click.command(epilog="Example: tk plot runs/demo/run runs/tiny -o runs.svg")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=PATH)
 @click.option("-o", "--out", metavar="FILE", type=PATH, help="FILE.svg or FILE.png; default: RUN/curves.svg.")
 def plot(runs: tuple[Path, ...], out: Path | None) -> None:

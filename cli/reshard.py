@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MAX_NAMES: Final = 8  # names in a note
 
 
-@click.command(epilog="Example: tk reshard runs/demo runs/demo-tp4 --tp 4")
+@click.command(epilog="Example: tk reshard runs/demo/run weights --tp 1 --weights-only")
 @click.argument("source", metavar="SRC", type=PATH)
 @click.argument("target", metavar="DST", type=PATH)
 @click.option("--tp", metavar="N", type=click.IntRange(1), required=True, help="Tensor-parallel ranks of the target.")

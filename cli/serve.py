@@ -42,8 +42,8 @@ _SERVER_VALUES: Final = (
 
 
 @click.command(
-    epilog="Example: tk serve runs/demo --kv-dtype int8 --port 0. With adapters: tk serve models/base --adapter "
-    "sql=runs/sql --max-adapters 4"
+    epilog="\b\nExamples:\n  tk serve runs/demo/run --kv-dtype int8\n"
+    "  tk serve models/base --adapter sql=runs/sql --max-adapters 4"
 )
 @click.argument("checkpoint", metavar="CKPT", type=PATH)
 @tp_option

@@ -9,7 +9,7 @@ import click
 from .common import PATH
 
 
-@click.command(epilog="Example: tk token alice --role generate --tokens /etc/tk/tokens")
+@click.command(epilog="Example: tk token alice --role generate --tokens callers")
 @click.argument("principal")
 @click.option(
     "--role", "roles", type=click.Choice(["generate", "admin"]), multiple=True, help="A role; default: generate."

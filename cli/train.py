@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from ..train.config.train_config import TrainConfig
 
 
-@click.command(epilog="Example: tk train examples/tiny.toml --set train.steps=50 --set parallel.tp=2 --nproc 4")
+@click.command(
+    epilog="\b\nExamples:\n  tk train runs/demo/demo.toml --set train.steps=700\n"
+    "  tk train examples/tiny.toml --set parallel.tp=2 --nproc 4"
+)
 @click.argument("config", type=PATH)
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override one key of CONFIG.")
 @click.option(

@@ -13,7 +13,7 @@ from .reshard import open_checkpoint
 EXIT_DAMAGED = 3
 
 
-@click.command(epilog="Example: tk verify runs/demo")
+@click.command(epilog="Example: tk verify runs/demo/run")
 @click.argument("path", metavar="CKPT", type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context

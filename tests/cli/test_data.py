@@ -36,13 +36,17 @@ def test_text_to_tokens(text: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["tokenizer", "train", str(text), "--vocab-size", "400", "--out", str(tokenizer)]) == 0
     said = capsys.readouterr()
     assert "400 tokens" in said.out
-    assert f"next: tk data prepare {text} --tokenizer {tokenizer} --out tokens\n" in said.err
+    assert f"Next:\n  tk data prepare {text} --tokenizer {tokenizer} --out tokens\n" in said.err
     assert main(["data", "prepare", str(text), "--tokenizer", str(tokenizer), "--out", str(tokens)]) == 0
     said = capsys.readouterr()
     assert f"{TokenFile(tokens).meta.num_tokens:,} tokens of 5 documents" in said.out
     assert "skipped 1 file without text or rows" in said.err
     assert "tokenizing" in said.err
-    assert f"""next: tk train CONFIG.toml --set 'data.sources=[{{path = "{tokens}"}}]'\n""" in said.err
+    assert (
+        f"""Next:
+  tk train CONFIG.toml --set 'data.sources=[{{path = "{tokens}"}}]'\n"""
+        in said.err
+    )
 
     again = ["data", "prepare", str(text / "0.txt"), "--tokenizer", str(tokenizer), "--out", str(tokens)]
     assert main(again) == 2

@@ -39,7 +39,7 @@ def test_a_broken_part_is_marked_with_its_remedy_and_exits_1(monkeypatch: pytest
     shown = CliRunner().invoke(doctor, [])
     assert shown.exit_code == 1
     assert "x torch" in shown.stdout
-    assert "pip install 'torch>=2.11'" in shown.stdout
+    assert "pip install 'torch>=2.11,<2.14'" in shown.stdout
 
 
 @pytest.fixture

@@ -130,6 +130,8 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
 # Scripts rely on these names. A command may offer more.
 PROMISED = {
     "demo": {"--out"},
+    "examples": {"--out", "--force"},
+    "init": {"--text", "--model", "--lora", "--minutes"},
     "train": {"--set", "--nproc", "--resume", "--dry-run"},
     "plan": {"--set", "--nproc", "--json"},
     "plot": {"-o"},

@@ -72,8 +72,9 @@ def test_a_run_ends_with_its_result_and_the_next_commands(
     said, run = capsys.readouterr(), tmp_path / "my run"
     assert said.out.startswith(f"{run}/step-00000003: step 3 of 3, loss 4.000, held-out loss 4.250, in ")
     assert said.err.splitlines() == [
-        f"next: tk serve '{run}'",
-        f"      tk train {config} --nproc 1 --set train.steps=6  # trains on",
+        "Next:",
+        f"  tk serve '{run}'",
+        f"  tk train {config} --nproc 1 --set train.steps=6  # trains on",
     ]
 
 
@@ -85,7 +86,7 @@ def test_a_run_that_was_stopped_says_how_it_goes_on(
     assert main(["train", config, "--set", "optimizer.lr=1e-3"]) == 130
     said = capsys.readouterr()
     assert "step 2 of 3, loss 5.000, held-out loss 4.500, in " in said.out
-    assert said.err == f"next: tk train {config} --set optimizer.lr=1e-3  # goes on from step 2\n"
+    assert said.err == f"Next:\n  tk train {config} --set optimizer.lr=1e-3  # goes on from step 2\n"
     monkeypatch.setattr(Ranks, "steps", 3)
     monkeypatch.setattr(Ranks, "code", 1)
     assert main(["-q", "train", config]) == 1

@@ -293,7 +293,7 @@ def test_fork_moves_newer_steps_and_sigterm_saves_and_exits_0(
     assert "changed train.steps: 3 -> 100000" in errors
     assert re.search(r"saved \S+/step-\d{8}: .* in .*s\n", errors)
     assert re.match(r"\S+/step-\d{8}: step \d+ of 100000, loss ", printed)
-    assert f"next: tk train {config}  # goes on from step " in errors
+    assert f"Next:\n  tk train {config}  # goes on from step " in errors
     assert len(list(tmp_path.glob("run/forked-*/step-*"))) == 2
     (first, _), (last, _) = RunFolder(tmp_path / "run").steps()
     assert first == 1
