@@ -1,5 +1,6 @@
 """The end of `tk train`: the run's result in a line or as JSON, and the commands that come next."""
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -64,5 +65,6 @@ def _next_commands(config: "TrainConfig", outcome: "RunOutcome", again: str) -> 
         return []
     if again and checkpoint.step < num_steps:
         return [f"{again}  # goes on from step {checkpoint.step}"]
-    more = [f"{again} --set train.steps={2 * num_steps}  # trains on"] if again else []
+    longer = re.sub(r" --set train\.steps=\d+", "", again) + f" --set train.steps={2 * num_steps}"
+    more = [f"{longer}  # trains on"] if again else []
     return [*commands_for(config.run_folder, checkpoint.path), *more]

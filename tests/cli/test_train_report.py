@@ -68,7 +68,7 @@ def config(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> str
 def test_a_run_ends_with_its_result_and_the_next_commands(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train", config, "--nproc", "1"]) == 0
+    assert main(["train", config, "--nproc", "1", "--set", "train.steps=3"]) == 0
     said, run = capsys.readouterr(), tmp_path / "my run"
     assert said.out.startswith(f"{run}/step-00000003: step 3 of 3, loss 4.000, held-out loss 4.250, in ")
     assert said.err.splitlines() == [

@@ -119,11 +119,13 @@ class Launcher:
             }
             if rank == 0:
                 self.ranks.append(start_module(self.module, self.arguments, environment=environment))
+                _log.debug("rank 0 is process %d", self.ranks[0].pid)
                 continue
             with (self.log_folder / f"rank-{rank}.log").open("wb") as log:
                 self.ranks.append(
                     start_module(self.module, self.arguments, environment=environment, stdout=log, stderr=log)
                 )
+            _log.debug("rank %d is process %d, and writes to %s", rank, self.ranks[rank].pid, log.name)
 
     def _wait(self, detector: StallDetector) -> None:
         """Waits until all ranks have ended.
