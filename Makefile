@@ -72,8 +72,9 @@ bench: $(READY) $(LINK) ## every benchmark in benchmarks/, one after the other
 proto: $(READY) $(LINK) ## write proto/*/*_pb2* from the .proto
 	@scripts/proto $(BIN)/python
 
-map: $(READY) ## write docs/modules.md
+map: $(READY) ## write docs/modules.md and docs/commands.md
 	@$(BIN)/python scripts/module_map.py
+	@$(BIN)/python scripts/command_page.py
 
 # ---- machines with a GPU ------------------------------------------------------------------------------------------
 wheels: $(READY) ## fill .build/wheels with what a GPU machine without network may lack

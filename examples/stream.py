@@ -9,6 +9,8 @@ import sys
 
 from tk.infer import Client, SamplingParams
 
+if len(sys.argv) != 3:
+    sys.exit("Give the address of a server and a prompt: python examples/stream.py HOST:PORT 'def main('")
 with Client(sys.argv[1]) as client:
     for delta in client.stream(sys.argv[2], SamplingParams(temperature=0.8, max_new_tokens=100)):
         print(delta.text, end="", flush=True)

@@ -10,6 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from tk.cli.invocation import accept_shared_options
 from tk.cli.main import COMMANDS, command_group
 from tk.core.config import Section
 from tk.infer.engine.request.sampling_params import OPTIONS, SamplingParams
@@ -60,6 +61,7 @@ def test_options_in_the_documents_exist(root: Path) -> None:
 
 def _check_options(command: str, words: str, where: str) -> None:
     loaded = COMMANDS[command].load()
+    accept_shared_options(loaded)
     if isinstance(loaded, click.Group):
         loaded = loaded.commands[words.split()[0]]
     known = {option for param in loaded.params for option in param.opts}
@@ -71,7 +73,7 @@ def test_every_command_has_help_with_an_example() -> None:
     for command in (command_group(), *(entry.load() for entry in COMMANDS.values())):
         for each in (command, *(command.commands.values() if isinstance(command, click.Group) else ())):
             shown = CliRunner().invoke(each, ["--help"]).output
-            assert re.search(r"Example:\s+tk ", shown), each.name
+            assert re.search(r"Examples?:\s+tk ", shown), each.name
 
 
 @pytest.mark.parametrize("page", ["trails.md", "request.md"])

@@ -96,6 +96,11 @@ function describe (error) {
 }
 
 async function main ([target, prompt]) {
+  if (prompt === undefined) {
+    console.error("Give the address of a server and a prompt: node client.js HOST:PORT 'def main('")
+    process.exitCode = 2
+    return
+  }
   const ca = process.env.TK_CA && fs.readFileSync(process.env.TK_CA)
   const client = new Client(target, { token: process.env.TK_TOKEN, ca })
   try {

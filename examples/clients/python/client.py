@@ -65,4 +65,6 @@ def main(target: str, prompt: str) -> int:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("Give the address of a server and a prompt: python client.py HOST:PORT 'def main('")
     sys.exit(main(*sys.argv[1:]))
