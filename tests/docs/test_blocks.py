@@ -13,7 +13,7 @@ tk train a.toml
 
 <!-- not run: needs a network -->
 ```sh
-pip install b
+pip install torch
 ```
 
 - An item:
@@ -35,7 +35,7 @@ tp -> dp
 def test_blocks_have_their_language_their_place_and_their_mark() -> None:
     assert list(read_blocks("page.md", PAGE)) == [
         Block("page.md", 4, "sh", "tk train a.toml\n"),
-        Block("page.md", 9, "sh", "pip install b\n", "needs a network"),
+        Block("page.md", 9, "sh", "pip install torch\n", "needs a network"),
         Block("page.md", 15, "python", "if True:\n    print(1)\n"),
         Block("page.md", 22, "text", "tp -> dp\n  tk generate c\n"),
     ]
