@@ -46,22 +46,15 @@ def bare(folder: Path, *programs: Path) -> dict[str, str]:
 
 
 def run(words: Sequence[str | Path], folder: Path, variables: dict[str, str]) -> str:
-    """Runs a command to its end in a folder; returns all that it prints.
+    """Runs a command to its end in a folder; returns its standard output.
 
     Raises:
         AssertionError: it failed.
     """
     command = list(map(str, words))
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 0, f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}"
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=PATIENCE)
+    said = f"{' '.join(command)}: exit code {done.returncode}"
+    assert done.returncode == 0, f"{said}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 

@@ -1,6 +1,7 @@
 """README's first screen on a bare machine: its lines, as they stand there, lead to text that is streamed."""
 
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -14,8 +15,8 @@ from tk.tests.real.interpreters import OWN, PATIENCE, bare, interpreter
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(3600)]
 ROOT = Path(__file__).resolve().parents[2]
-PROMISE = 180.0  # seconds on two cores of its own; torch's wheel lies on the disk
-LIMIT = 2 * PROMISE  # other programs run beside `make real`
+PROMISE = 180.0  # seconds on two cores of its own, without the download of torch, which lies on this project's machines
+CORES = 2
 
 
 def streamed(lines: list[str], folder: Path, variables: dict[str, str]) -> float:
@@ -40,6 +41,12 @@ def streamed(lines: list[str], folder: Path, variables: dict[str, str]) -> float
     return seen
 
 
+def processor_seconds() -> float:
+    """Returns the seconds that processors have worked for processes which this one started and which have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def shell(line: str, folder: Path, variables: dict[str, str]) -> subprocess.Popen[str]:
     """Starts one line in the environment that the first block has made."""
     words = ["bash", "-c", f". .venv/bin/activate; exec {line}"]
@@ -58,11 +65,14 @@ def test_install_and_three_commands_lead_to_streamed_text(tmp_path: Path, capsys
     (tmp_path / "python" / "python3").symlink_to(python)
     folder = tmp_path / "tk"
 
+    before = processor_seconds()
     seconds = streamed([*block(page, "Install"), demo], folder, variables)
+    used, load = processor_seconds() - before, os.getloadavg()[0]
     with capsys.disabled():
-        cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
-        print(f"\nREADME to streamed text: {seconds:.0f} s of {PROMISE:.0f}, on {cores} cores with load {load:.1f}")
-    assert seconds < LIMIT
+        print(f"\nREADME to streamed text: {seconds:.0f} s and {used:.0f} s of processors, with load {load:.1f}")
+    # On a machine of its own it cannot be quicker than this; a busy one takes longer, and uses the same.
+    assert used < CORES * PROMISE
+    assert seconds < 2 * PROMISE or load > 2 * CORES, "the machine has little else to do"
 
     with shell(generate, folder, variables) as process:
         text, _ = process.communicate(timeout=PATIENCE)

