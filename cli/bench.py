@@ -38,9 +38,7 @@ def bench() -> None:
 @click.argument("address", metavar="HOST:PORT")
 @click.option("--rate", metavar="RATE", type=click.FloatRange(0, min_open=True), help="Requests per second (Poisson).")
 @click.option("--concurrency", metavar="N", type=click.IntRange(1), help="Requests that run at a time; default: 8.")
-@click.option(
-    "--requests", metavar="N", type=click.IntRange(1), default=100, show_default=True, help="Requests in all."
-)
+@click.option("--requests", metavar="N", type=click.IntRange(1), default=100, show_default=True, help="All requests.")
 @click.option("--prompt-tokens", type=TokenRange(), default="128", show_default=True, help="Length of prompts.")
 @click.option("--new-tokens", type=TokenRange(), default="64", show_default=True, help="Length of answers.")
 @click.option(

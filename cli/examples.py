@@ -19,6 +19,7 @@ _MADE_BY_RUNS: Final = ("__pycache__", "node_modules")
 @click.argument("name", required=False)
 @click.option(
     "--out",
+    metavar="FILE|FOLDER",
     type=PATH,
     help="Path of the copy, or a folder that exists, to put it into. Default: the current directory.",
 )

@@ -131,6 +131,7 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
 PROMISED = {
     "demo": {"--out"},
     "examples": {"--out", "--force"},
+    "init": {"--text", "--model", "--lora", "--minutes"},
     "train": {"--set", "--nproc", "--resume", "--dry-run"},
     "plan": {"--set", "--nproc", "--json"},
     "plot": {"-o"},

@@ -21,22 +21,8 @@ NOT_RUN: Final = {
 # Commands in the order in which a reader can try them: `diff` compares what the demo left, before `train` goes on with
 # its run, and those that ask a server follow `serve`.
 STORY: Final = (
-    *(
-        "diff",
-        "plan",
-        "init",
-        "tokenizer",
-        "data",
-        "train",
-        "examples",
-        "plot",
-        "doctor",
-        "reshard",
-        "export",
-        "inspect",
-        "verify",
-        "eval",
-    ),
+    *("examples", "init", "diff", "plan", "tokenizer", "data", "train", "plot", "doctor", "reshard", "export"),
+    *("inspect", "verify", "eval"),
     *("token", "generate", "serve", "top", "bench"),
 )
 

@@ -2,7 +2,6 @@
 
 import ast
 import re
-import subprocess
 import sys
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -139,19 +138,6 @@ def test_generated_code_runs_with_the_oldest_runtime_declared(root: Path, projec
         versions = {Version(found) for found in re.findall(pattern, generated, re.MULTILINE)}
         assert len(versions) == 1, f"{name}: run `make proto`"
         assert requirements(project)[name].specifier.contains(max(versions))
-
-
-def test_no_line_installs_tk_by_its_name(root: Path) -> None:
-    """Until it is published, an index would answer the name with nothing, or with a stranger's package."""
-    listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout.split()
-    lines = [
-        f"{name}: {line}"
-        for name in listed
-        if (root / name).suffix not in (".png", ".safetensors") and (root / name).is_file()
-        for line in (root / name).read_text(errors="replace").splitlines()
-        if re.search(r"(install|download|uv add).*\btk-(lm|toolkit)", line)
-    ]
-    assert not lines
 
 
 def test_public_names_are_the_promised_ones() -> None:

@@ -251,7 +251,7 @@ def _timed(values: Values, vocab_size: int, budget: Budget, most_tokens: int) ->
     plan = _plan(values, vocab_size, budget)
     by_time, by_text = budget.flops / plan.flops_per_step, most_tokens / plan.tokens_per_step
     steps = max(MIN_STEPS, 10 * round(min(by_time, by_text) / 10))
-    every = 10 * (steps // 100)
+    every = 10 * max(1, steps // 50)
     values["train"] |= {"steps": steps, "eval_every": every}
     values["optimizer"] |= {"warmup_steps": min(100, steps // 10)}
     values["checkpoint"] |= {"every": every}
