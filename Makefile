@@ -72,8 +72,9 @@ bench: $(READY) $(LINK) ## every benchmark in benchmarks/, one after the other
 proto: $(READY) $(LINK) ## write proto/*/*_pb2* from the .proto
 	@scripts/proto $(BIN)/python
 
-map: $(READY) ## write docs/modules.md and the tables of docs/sizing.md
+map: $(READY) ## write docs/modules.md, docs/commands.md and the tables of docs/sizing.md
 	@$(BIN)/python scripts/module_map.py
+	@$(BIN)/python scripts/command_page.py
 	@$(BIN)/python scripts/sizing_tables.py
 
 # Sphinx lives in an environment of its own, in exact versions: scripts/website/requirements.txt.

@@ -23,7 +23,12 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 @click.command(epilog="Example: tk init mine --text books/")
 @click.argument("name", default="mine")
 @click.option(
-    "--text", "texts", multiple=True, metavar="PATH", type=PATH_TEXT, help="Text or rows to train on; repeatable."
+    "--text",
+    "texts",
+    multiple=True,
+    metavar="FILE|FOLDER",
+    type=PATH_TEXT,
+    help="Text or rows to train on; repeatable.",
 )
 @click.option("--model", metavar="CKPT", type=PATH, help="Checkpoint to fine-tune; without it, a new model is trained.")
 @click.option("--lora", is_flag=True, help="Train an adapter, even where memory suffices for the whole model.")
@@ -38,7 +43,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 def init(name: str, texts: tuple[str, ...], model: Path | None, lora: bool, minutes: float) -> None:
     """Write NAME.toml for `tk train`, and print the commands that come next.
 
-    A PATH is a text file, a file of rows or a folder of them, as for `tk data prepare`; without --text, it is the
+    A text is a text file, a file of rows or a folder of them, as for `tk data prepare`; without --text, it is the
     sources of Python's standard library. The size of the model, the vocabulary, the batches and the number of steps
     follow from the amount of text, this machine and --minutes; a comment explains every key.
     """
