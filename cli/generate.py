@@ -92,6 +92,10 @@ def generate(source: str, prompt: str | None, chat: bool, bypass: bool, as_json:
     loading = {name: value for name, value in options.items() if value is not None}
     cache = CacheOptions(bypass=bypass)
     text = _read_stdin() if prompt is None else prompt
+    if source.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"{source} is an address of HTTP; name the server's port of gRPC as HOST:PORT, without http://."
+        )
     address = not Path(source).exists() and _ADDRESS.fullmatch(source) is not None
     if address:
         _refuse_loading(source, loading)

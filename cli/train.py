@@ -11,12 +11,16 @@ import click
 from ..core.errors import TkError
 from ..core.process import lasting_imports
 from .common import PATH, PATH_TEXT
+from .config_command import ConfigCommand
 
 if TYPE_CHECKING:
     from ..train.config.train_config import TrainConfig
 
 
-@click.command(epilog="Example: tk train examples/tiny.toml --set train.steps=50 --set parallel.tp=2 --nproc 4")
+@click.command(
+    cls=ConfigCommand,
+    epilog="Example: tk train examples/tiny.toml --set train.steps=50 --set parallel.tp=2 --nproc 4",
+)
 @click.argument("config", type=PATH)
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override one key of CONFIG.")
 @click.option(
