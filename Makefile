@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all real check bench proto map gpu-check wheels clean
+.PHONY: help demo test test-all real check bench proto map site gpu-check wheels clean
 
 # The first interpreter that runs and is new enough: python3, where it is, is the one the machine's wheels are for.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -72,8 +72,14 @@ bench: $(READY) $(LINK) ## every benchmark in benchmarks/, one after the other
 proto: $(READY) $(LINK) ## write proto/*/*_pb2* from the .proto
 	@scripts/proto $(BIN)/python
 
-map: $(READY) ## write docs/modules.md
+map: $(READY) ## write docs/modules.md, docs/commands.md and the tables of docs/sizing.md
 	@$(BIN)/python scripts/module_map.py
+	@$(BIN)/python scripts/command_page.py
+	@$(BIN)/python scripts/sizing_tables.py
+
+# Sphinx lives in an environment of its own, in exact versions: scripts/website/requirements.txt.
+site: $(READY) ## build the pages of docs/ as a site with search, in .build/site
+	@$(BIN)/python scripts/website/build.py
 
 # ---- machines with a GPU ------------------------------------------------------------------------------------------
 wheels: $(READY) ## fill .build/wheels with what a GPU machine without network may lack

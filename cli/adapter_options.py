@@ -9,6 +9,7 @@ import click
 
 from ..core.errors import ConfigError
 from .common import PATH, PathType
+from .invocation import say
 
 if TYPE_CHECKING:
     from ..checkpoint import Checkpoint
@@ -73,23 +74,28 @@ _OF_SERVE: Final = (
     ),
     click.option(
         "--max-adapters",
+        metavar="N",
         type=click.IntRange(0),
         help="Most adapters that may be loaded at a time; default: as many as --adapter names.",
     ),
-    click.option("--max-adapter-rank", type=click.IntRange(1), help="Largest rank of an adapter; default: 64."),
+    click.option(
+        "--max-adapter-rank", metavar="N", type=click.IntRange(1), help="Largest rank of an adapter; default: 64."
+    ),
     click.option(
         "--max-adapter-heads",
+        metavar="N",
         type=click.IntRange(0),
         help="Most of them that may have a head of their own (modules_to_save); default: all if an --adapter has one.",
     ),
     click.option(
         "--max-adapter-experts",
+        metavar="N",
         type=click.IntRange(0),
         help="Most of them that may have factors of experts; default: all if an --adapter has some.",
     ),
     click.option(
         "--adapter-root",
-        metavar="DIR",
+        metavar="FOLDER",
         type=PATH,
         help="Folder below which callers of the role admin may load adapters over HTTP; default: none.",
     ),
@@ -152,7 +158,7 @@ def with_base(options: "EngineOptions", base: Path | None) -> "EngineOptions":
     if model.adapter is not None:
         name = checkpoint_name(model.adapter)
         adapters = {name: model.adapter, **adapters}
-        click.echo(f"base      {model.path}\nadapter   {name}: {model.adapter}", err=True)
+        say(f"base      {model.path}\nadapter   {name}: {model.adapter}")
     changed = replace(options, checkpoint=model.path, adapters=adapters)
     changed.validate()
     return changed

@@ -36,20 +36,24 @@ def bench() -> None:
 
 @bench.command(epilog="Example: tk bench serve 127.0.0.1:50051 --rate 4 --first-token-ms 500 --token-ms 50")
 @click.argument("address", metavar="HOST:PORT")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Requests per second, at random times.")
-@click.option("--concurrency", type=click.IntRange(1), help="Requests that run at a time; default: 8.")
-@click.option("--requests", type=click.IntRange(1), default=100, show_default=True, help="Requests in all.")
+@click.option("--rate", metavar="RATE", type=click.FloatRange(0, min_open=True), help="Requests per second (Poisson).")
+@click.option("--concurrency", metavar="N", type=click.IntRange(1), help="Requests that run at a time; default: 8.")
+@click.option("--requests", metavar="N", type=click.IntRange(1), default=100, show_default=True, help="All requests.")
 @click.option("--prompt-tokens", type=TokenRange(), default="128", show_default=True, help="Length of prompts.")
 @click.option("--new-tokens", type=TokenRange(), default="64", show_default=True, help="Length of answers.")
 @click.option(
-    "--shared-prefix", type=click.IntRange(0), default=0, help="Tokens with which every prompt begins; default: 0."
+    "--shared-prefix",
+    metavar="N",
+    type=click.IntRange(0),
+    default=0,
+    help="Tokens with which every prompt begins; default: 0.",
 )
-@click.option("--temperature", type=click.FloatRange(0), default=1.0, show_default=True, help="0: greedy.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of prompts, lengths and times.")
-@click.option("--first-token-ms", type=click.FloatRange(0), help="Target for the time to the first token.")
-@click.option("--token-ms", type=click.FloatRange(0), help="Target for the mean time per later token.")
+@click.option("--temperature", metavar="T", type=click.FloatRange(0), default=1.0, show_default=True, help="0: greedy.")
+@click.option("--seed", metavar="N", type=int, default=0, show_default=True, help="Seed of prompts, lengths and times.")
+@click.option("--first-token-ms", metavar="MS", type=click.FloatRange(0), help="Target for the first token's time.")
+@click.option("--token-ms", metavar="MS", type=click.FloatRange(0), help="Target for the mean time per later token.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
-@click.option("-o", "--out", type=PATH, help="FILE.svg: distributions of the latencies.")
+@click.option("-o", "--out", metavar="FILE", type=PATH, help="FILE.svg: distributions of the latencies.")
 @connection_options
 def serve(address: str, rate: float | None, concurrency: int | None, **options: Any) -> None:
     """Send requests to the server at HOST:PORT and report the latencies of their callers.

@@ -23,8 +23,10 @@ def connection_options(command: _Command) -> _Command:
         (
             click.option("--tls", is_flag=True, help="Encrypt the connection to HOST:PORT."),
             click.option("--tls-ca", type=_FILE, help="PEM file of the authorities of the server's certificate."),
-            click.option("--tls-cert", type=_FILE, help="PEM file of this client's certificate; needs --tls-key."),
-            click.option("--tls-key", type=_FILE, help="PEM file of its private key."),
+            click.option(
+                "--tls-cert", metavar="FILE", type=_FILE, help="PEM file of this client's certificate; needs --tls-key."
+            ),
+            click.option("--tls-key", metavar="FILE", type=_FILE, help="PEM file of its private key."),
         )
     ):
         command = add(command)

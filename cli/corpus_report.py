@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..core.progress import format_count
+from .invocation import note
 
 if TYPE_CHECKING:
     from ..data.corpus import Corpus
@@ -18,20 +19,20 @@ ignore_option = click.option(
 )
 
 
-def echo_left_out(corpus: "Corpus") -> None:
+def say_left_out(corpus: "Corpus") -> None:
     """Prints a line on stderr for each reason for which something of the inputs was left out."""
     counts, skipped = corpus.counts, corpus.skipped
     if skipped:
         files = format_count(len(skipped), "file")
-        click.echo(f"skipped {files} without text or rows, the first: {skipped[0].reason}", err=True)
+        note(f"skipped {files} without text or rows, the first: {skipped[0].reason}")
     if counts.empty:
-        click.echo(f"left out {format_count(counts.empty, 'empty row')} of {counts.rows:,}", err=True)
+        note(f"left out {format_count(counts.empty, 'empty row')} of {counts.rows:,}")
     if counts.unlearned:
         rows = format_count(counts.unlearned, "row")
-        click.echo(f"left out {rows} of {counts.rows:,} with no token to learn, the first: {counts.why}", err=True)
+        note(f"left out {rows} of {counts.rows:,} with no token to learn, the first: {counts.why}")
     if corpus.reader.without_effect:
         names = (f"{name} (in {format_count(rows, 'row')})" for name, rows in corpus.reader.without_effect.items())
-        click.echo(f"fields without effect: {', '.join(names)}", err=True)
+        note(f"fields without effect: {', '.join(names)}")
 
 
 def left_out_document(corpus: "Corpus") -> dict[str, Any]:

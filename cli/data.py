@@ -7,7 +7,8 @@ import click
 
 from ..core.progress import format_bytes, format_seconds, progress_bar
 from .common import PATH, PATH_TEXT, print_json
-from .corpus_report import echo_left_out, ignore_option, left_out_document
+from .corpus_report import ignore_option, left_out_document, say_left_out
+from .invocation import note
 
 
 @click.group(epilog="Example: tk data prepare books/ more.jsonl --tokenizer tokenizer --out tokens")
@@ -18,11 +19,11 @@ def data() -> None:
 @data.command()
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...", type=PATH_TEXT)
 @click.option(
-    "--tokenizer", "tokenizer_folder", required=True, metavar="T", type=PATH, help="Folder with tokenizer.json."
+    "--tokenizer", "tokenizer_folder", required=True, metavar="FOLDER", type=PATH, help="Folder with tokenizer.json."
 )
-@click.option("--out", required=True, metavar="DIR", type=PATH, help="Token folder to make.")
+@click.option("--out", required=True, metavar="FOLDER", type=PATH, help="Token folder to make.")
 @ignore_option
-@click.option("--force", is_flag=True, help="Replace DIR if it is a token folder.")
+@click.option("--force", is_flag=True, help="Replace FOLDER if it is a token folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def prepare(
     inputs: tuple[str, ...], tokenizer_folder: Path, out: Path, ignored: tuple[str, ...], force: bool, as_json: bool
@@ -61,9 +62,9 @@ def prepare(
         rest = {"bytes": corpus.num_bytes, "seconds": seconds, **left_out_document(corpus)}
         print_json({"out": str(out), **sizes, **rest})
         return
-    echo_left_out(corpus)
+    say_left_out(corpus)
     if tokens.masked:
-        click.echo(f"learned: {num_learned:,} of {meta.num_tokens:,} tokens", err=True)
+        note(f"learned: {num_learned:,} of {meta.num_tokens:,} tokens")
     click.echo(
         f"{out}: {meta.num_tokens:,} tokens of {meta.num_documents:,} documents ({format_bytes(corpus.num_bytes)}) "
         f"in {format_seconds(seconds)}"

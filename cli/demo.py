@@ -67,6 +67,7 @@ dir = {run}
 @click.command(epilog="Example: tk demo --out runs/demo")
 @click.option(
     "--out",
+    metavar="FOLDER",
     type=PATH,
     default=Path("runs/demo"),
     show_default=True,
@@ -74,6 +75,7 @@ dir = {run}
 )
 @click.option(
     "--steps",
+    metavar="N",
     type=click.IntRange(min=1),
     default=400,
     show_default=True,

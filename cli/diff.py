@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 MAX_LINES: Final = 50
 
 
-@click.command(
-    epilog="Example: tk diff runs/demo/step-00001000 runs/demo-tp4. Exit codes as of diff(1): 0 equal, 1 different."
-)
+@click.command(epilog="Example: tk diff runs/demo/run runs/demo/tp1\n\nExit codes as of diff(1): 0 equal, 1 different.")
 @click.argument("a", metavar="A", type=PATH)
 @click.argument("b", metavar="B", type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .common import PathType, print_json
+from .invocation import say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,13 +25,13 @@ _SECTIONS = ("machine", "limits", "software", "tk uses")
 @click.option(
     "--build",
     "folder",
-    metavar="DIR",
+    metavar="FOLDER",
     type=PathType(file_okay=False, path_type=Path),
     help="Only compile native code, into a folder that TK_KERNELS names where there is no compiler, as in an image.",
 )
 @click.option(
     "--disk",
-    metavar="DIR",
+    metavar="FOLDER",
     type=PathType(exists=True, file_okay=False, path_type=Path),
     help="Only measure the disk of a folder, as [offload] reads and writes there, for some 4 seconds.",
 )
@@ -64,7 +65,7 @@ def _build(sources: "Sequence[NativeSource]", folder: Path, as_json: bool) -> No
     from ..core.native.image import fill_folder
 
     built = []
-    for path, record in fill_folder(sources, folder, lambda line: click.echo(line, err=True)):
+    for path, record in fill_folder(sources, folder, say):
         built.append({"path": str(path), **asdict(record)})
         if not as_json:
             click.echo(f"{path}: {', '.join(record.units)}, by {record.compiler}")

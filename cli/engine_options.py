@@ -13,9 +13,12 @@ DTYPES: Final = click.Choice(["auto", *COMPUTE_NAMES])
 QUANTIZED_DTYPES: Final = click.Choice(["auto", *WEIGHT_DTYPES])
 KV_CACHE_DTYPES: Final = click.Choice(["auto", *KV_DTYPES])
 
-tp_option = click.option("--tp", type=click.IntRange(1), help="Tensor-parallel ranks; default: 1.")
+tp_option = click.option("--tp", metavar="N", type=click.IntRange(1), help="Tensor-parallel ranks; default: 1.")
 threads_option = click.option(
-    "--threads", type=click.IntRange(1), help="Threads of each rank; default: the cores divided by the ranks."
+    "--threads",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Threads of each rank; default: the cores divided by the ranks.",
 )
 dtype_option = click.option("--dtype", type=DTYPES, help="Dtype of the computation; default: auto, as stored.")
 weight_dtype_option = click.option(
@@ -32,9 +35,10 @@ kv_memory_option = click.option(
 )
 speculate_option = click.option(
     "--speculate",
+    metavar="N",
     type=click.IntRange(0),
     help="Most proposals per step for a sequence's next tokens, taken from its own text; default: 0.",
 )
 max_model_len_option = click.option(
-    "--max-model-len", type=click.IntRange(1), help="Most tokens of a request, prompt and output together."
+    "--max-model-len", metavar="N", type=click.IntRange(1), help="Most tokens of a request, prompt and output together."
 )

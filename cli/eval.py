@@ -23,8 +23,8 @@ MAX_RUNNING: Final = 16  # windows at a time: they fill steps, and their cache s
 
 
 @click.command(
-    epilog="Example: tk eval runs/demo --data held-out.txt --kv-dtype auto --kv-dtype int8. With an adapter: "
-    "tk eval models/base --adapter runs/sql --data held-out.txt"
+    epilog="\b\nExamples:\n  tk eval runs/demo/run --data held-out.txt --kv-dtype auto --kv-dtype int8\n"
+    "  tk eval models/base --adapter runs/sql --data held-out.txt"
 )
 @click.argument("checkpoint", metavar="CKPT", type=PATH)
 @click.option(
@@ -36,13 +36,17 @@ MAX_RUNNING: Final = 16  # windows at a time: they fill steps, and their cache s
 )
 @click.option(
     "--context",
+    metavar="N",
     type=click.IntRange(2),
     help=f"Tokens of a window; default: the model's limit, at most {LONGEST_DEFAULT}.",
 )
 @click.option(
-    "--stride", type=click.IntRange(1), help="Tokens that a window scores; fewer give each more context; default: all."
+    "--stride",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Tokens that a window scores; fewer give each more context; default: all.",
 )
-@click.option("--limit", type=click.IntRange(2), help="Read only so many tokens of the data.")
+@click.option("--limit", metavar="N", type=click.IntRange(2), help="Read only so many tokens of the data.")
 @ignore_option
 @click.option("--adapter", metavar="CKPT", type=PATH, help="Adapter with which CKPT is measured.")
 @base_option

@@ -11,7 +11,7 @@ from ..data.sources import find_corpus
 from ..data.token_file import TokenFile
 from ..infer.engine.perplexity import EvalText
 from ..text.tokenizer import Tokenizer
-from .corpus_report import echo_left_out
+from .corpus_report import say_left_out
 
 
 def read_texts(
@@ -61,7 +61,7 @@ def _text_file(path: Path, tokenizer: Tokenizer | None, ignored: Collection[str]
                 "folder: only the answers then count."
             )
         texts.append(EvalText(np.array(tokenizer.encode(document), np.int64)))
-    echo_left_out(corpus)
+    say_left_out(corpus)
     return texts
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .common import PATH, print_json
+from .invocation import note
 from .reshard import name_left_behind, open_checkpoint, run_or_show
 
 if TYPE_CHECKING:
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    epilog="Example: tk export runs/demo exported --plain. Of an adapter: tk export runs/lora adapter, or tk export "
-    "--merge runs/lora merged"
+    epilog="\b\nExamples:\n  tk export runs/demo/run exported --plain\n  tk export runs/sql adapter\n"
+    "  tk export --merge runs/sql merged"
 )
 @click.argument("source", metavar="SRC", type=PATH)
 @click.argument("target", metavar="DST", type=PATH)
@@ -93,15 +94,13 @@ def _merge(checkpoint: "Checkpoint", target: Path, given: Path | None, plain: bo
     adapter = StoredAdapter.of(checkpoint)
     base = open_base(adapter, given)
     if not require_base(adapter, base):
-        click.echo(
-            f"note: unverified: {checkpoint.path} does not say which weights it was trained on; those of {base.path} "
-            "are taken.",
-            err=True,
+        note(
+            f"unverified: {checkpoint.path} does not say which weights it was trained on; those of {base.path} "
+            "are taken."
         )
     if adapter.base.weight_dtype in CODES:
-        click.echo(
-            f"note: {checkpoint.path} was trained beside weights in {adapter.base.weight_dtype}, and is added to those "
-            f"of {base.path} as they are stored, which differ from these by the rounding to codes.",
-            err=True,
+        note(
+            f"{checkpoint.path} was trained beside weights in {adapter.base.weight_dtype}, and is added to those "
+            f"of {base.path} as they are stored, which differ from these by the rounding to codes."
         )
     return prepare_merge(adapter, base, target, plain=plain, force=force)

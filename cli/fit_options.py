@@ -82,7 +82,9 @@ def fit_options(command: _Command) -> _Command:
                 "--device", type=click.Choice(("cpu", "cuda")), help="Of the ranks, for --fit; default: auto."
             ),
             click.option("--host-memory", type=ByteSize(), help="Of a host, beside GPUs; default: this machine's."),
-            click.option("--hosts", type=click.IntRange(1), default=1, help="Machines of the run; default: 1."),
+            click.option(
+                "--hosts", metavar="N", type=click.IntRange(1), default=1, help="Machines of the run; default: 1."
+            ),
             click.option("--link-rate", type=_Rate(), metavar="MB/S", help="Between a GPU and the host."),
             click.option(
                 "--disk-rate",

@@ -25,6 +25,8 @@ from .engine_options import (
     tp_option,
     weight_dtype_option,
 )
+from .hinted_command import PromptCommand
+from .invocation import say
 
 if TYPE_CHECKING:
     from ..infer.client.client import Client
@@ -40,27 +42,47 @@ _TEXT_FILE = PathType(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command(
-    epilog='Example: tk generate runs/demo "def main(" --max-new-tokens 50. With an adapter: tk generate models/base '
-    '--adapter runs/sql "SELECT", or tk generate runs/sql "SELECT"'
+    cls=PromptCommand,
+    epilog='\b\nExamples:\n  tk generate runs/demo/run "def main(" --max-new-tokens 50\n'
+    '  tk generate models/base --adapter runs/sql "SELECT"\n  tk generate runs/sql "SELECT"',
 )
 @click.argument("source", metavar="CKPT|HOST:PORT", type=PATH_TEXT)
 @click.argument("prompt", required=False)
-@click.option("--max-new-tokens", type=click.IntRange(1), help="Most tokens to generate; default: as many as fit.")
 @click.option(
-    "--temperature", type=click.FloatRange(0), default=1.0, show_default=True, help="Sampling temperature; 0: greedy."
+    "--max-new-tokens", metavar="N", type=click.IntRange(1), help="Most tokens to generate; default: as many as fit."
 )
-@click.option("--top-k", type=click.IntRange(0), default=0, help="Sample from the K most probable tokens; 0: from all.")
+@click.option(
+    "--temperature",
+    metavar="T",
+    type=click.FloatRange(0),
+    default=1.0,
+    show_default=True,
+    help="Sampling temperature; 0: greedy.",
+)
+@click.option(
+    "--top-k",
+    metavar="N",
+    type=click.IntRange(0),
+    default=0,
+    help="Sample from the K most probable tokens; 0: from all.",
+)
 @click.option(
     "--top-p",
+    metavar="P",
     type=click.FloatRange(0, 1, min_open=True),
     default=1.0,
     help="Sample from the most probable tokens with this total probability.",
 )
-@click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of sampling; the same seed gives the same text.")
+@click.option(
+    "--seed",
+    metavar="N",
+    type=click.IntRange(0, 2**64 - 1),
+    help="Seed of sampling; the same seed gives the same text.",
+)
 @click.option("--no-prefix-cache", "bypass", is_flag=True, help="Compute the whole PROMPT, whatever is cached.")
 @click.option("--chat", is_flag=True, help="Take PROMPT as a user's message, in the model's chat template.")
 @click.option("--json-schema", type=_TEXT_FILE, help="Write JSON that the JSON Schema in this file accepts.")
-@click.option("--regex", help="Write a text that this regular expression matches as a whole.")
+@click.option("--regex", metavar="PATTERN", help="Write a text that this regular expression matches as a whole.")
 @click.option("--grammar", type=_TEXT_FILE, help="Write a text of the grammar in this file, in Lark's syntax.")
 @click.option(
     "--adapter", metavar="CKPT|NAME", type=PATH_TEXT, help="Adapter of CKPT; of a server, the name of one that it has."
@@ -137,7 +159,7 @@ def _read_stdin() -> str:
     if sys.stdin is None:
         raise ConfigError("There is no prompt, and stdin is closed: pass the prompt as an argument or on stdin.")
     if sys.stdin.isatty():
-        click.echo("prompt (end with Ctrl-D):", err=True)
+        say("prompt (end with Ctrl-D):")
     text = sys.stdin.read().removesuffix("\n")
     if not text:
         raise ConfigError("The prompt is empty: pass it as an argument or on stdin.")

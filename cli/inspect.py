@@ -13,7 +13,7 @@ from .reshard import open_checkpoint
 _KINDS: Final = MappingProxyType({"tk": "tk checkpoint", "huggingface": "Hugging Face folder", "peft": "PEFT folder"})
 
 
-@click.command(epilog="Example: tk inspect runs/demo")
+@click.command(epilog="Example: tk inspect runs/demo/run")
 @click.argument("path", metavar="CKPT", type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def inspect(path: Path, as_json: bool) -> None:

@@ -22,7 +22,9 @@ from ..core.extras import install_line
 from ..core.progress import format_bytes
 from ..train.config.extras import missing_for_compile
 
+# The bounds of pyproject.toml: the oldest release, and the first that the tests have not passed with.
 OLDEST_TORCH: Final = (2, 11)
+UNTESTED_TORCH: Final = (2, 14)
 _SMALL_SHM: Final = 1 << 30
 _FEW_FILES: Final = 4096
 _FAST_BF16: Final = frozenset({"avx512_bf16", "amx_bf16"})
@@ -136,23 +138,27 @@ def _compiler() -> Fact:
 
 
 def _torch() -> Fact:
-    wanted = ".".join(map(str, OLDEST_TORCH))
-    hint = f"tk needs {wanted} or newer: pip install 'torch>={wanted}'"
+    oldest, untested = (".".join(map(str, each)) for each in (OLDEST_TORCH, UNTESTED_TORCH))
+    install = f"pip install 'torch>={oldest},<{untested}'"
+    hint = f"tk needs {oldest} or newer: {install}"
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: a shared library of torch cannot be loaded
         return Fact("software", "torch", f"cannot be imported: {error}", "broken", hint)
     version = str(torch.__version__)
-    if not is_new_enough(version):
+    release = release_of(version)
+    if release < OLDEST_TORCH:
         return Fact("software", "torch", version, "broken", hint)
-    built = f", CUDA {torch.version.cuda}" if torch.version.cuda else ", CPU only"
-    return Fact("software", "torch", version + built)
+    built = f"{version}, CUDA {torch.version.cuda}" if torch.version.cuda else f"{version}, CPU only"
+    if release >= UNTESTED_TORCH:
+        return Fact("software", "torch", built, "note", f"tk is not tested with {untested} and newer: {install}")
+    return Fact("software", "torch", built)
 
 
-def is_new_enough(version: str) -> bool:
-    """Returns whether tk supports a version of torch, for example "2.13.0+cpu"."""
+def release_of(version: str) -> tuple[int, int]:
+    """Returns the major and minor number of a version of torch, as of "2.13.0+cpu"; (0, 0) if it names none."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
-    return numbers is not None and (int(numbers[1]), int(numbers[2])) >= OLDEST_TORCH
+    return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 
 
 def _accelerators() -> Iterator[Fact]:

@@ -5,7 +5,6 @@ command that returns exits with 0; `ctx.exit(code)` exits with another code.
 """
 
 import os
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -17,8 +16,12 @@ import click
 
 from .. import __version__
 from ..core.errors import ConfigError, TkError
+from .invocation import Invocation, accept_shared_options, say
 
 EXIT_INTERRUPTED: Final = 130
+# The error of a group without a command, in clicks that have one; older ones print the help themselves.
+_NO_ARGUMENTS: Final = getattr(click.exceptions, "NoArgsIsHelpError", ())
+WIDEST_HELP: Final = 10_000  # columns: as wide as any terminal
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class CommandEntry:
 COMMANDS: Final[Mapping[str, CommandEntry]] = MappingProxyType(
     {
         "demo": CommandEntry("tk.cli.demo:demo", "Train, reshard and serve a small model on this machine."),
+        "examples": CommandEntry("tk.cli.examples:examples", "List the examples of tk, or copy one."),
+        "init": CommandEntry("tk.cli.init:init", "Write a configuration for your text or your model."),
         "train": CommandEntry("tk.cli.train:train", "Train a model, on one rank or many.", exits_on_signals=False),
         "data": CommandEntry("tk.cli.data:data", "Turn text into token folders."),
         "tokenizer": CommandEntry(
@@ -70,44 +75,6 @@ COMMANDS: Final[Mapping[str, CommandEntry]] = MappingProxyType(
 )
 
 
-@dataclass
-class Invocation:
-    """The state of one run of `tk`.
-
-    Attributes:
-        debug: whether errors print a traceback.
-    """
-
-    debug: bool = False
-
-
-def _set_debug(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
-    if value:
-        ctx.find_object(Invocation).debug = True  # type: ignore[union-attr]  # main() always passes one
-
-
-def debug_option() -> click.Option:
-    """Returns the option `--debug`, which `tk` and every command of it accept."""
-    return click.Option(
-        ["--debug"],
-        is_flag=True,
-        expose_value=False,
-        is_eager=True,
-        callback=_set_debug,
-        help="Print a traceback on errors.",
-    )
-
-
-def _accept_debug(command: click.Command) -> None:
-    """Adds `--debug` to a command and to the commands inside it, once."""
-    if any(param.name == "debug" for param in command.params):
-        return
-    command.params.append(debug_option())
-    if isinstance(command, click.Group):
-        for inner in command.commands.values():
-            _accept_debug(inner)
-
-
 class LazyGroup(click.Group):
     """A click group over a table of commands, which imports a command only to run it or to show its help."""
 
@@ -123,7 +90,7 @@ class LazyGroup(click.Group):
         if entry is None:
             return None
         command = entry.load()
-        _accept_debug(command)
+        accept_shared_options(command)
         return command
 
     def resolve_command(
@@ -136,9 +103,7 @@ class LazyGroup(click.Group):
             raise click.UsageError(f"No such command {name!r}. {hint}", ctx)
         found = super().resolve_command(ctx, args)
         _require_directory()
-        from ..core.console_log import show_log
-
-        show_log()
+        ctx.ensure_object(Invocation).show_log()
         if name in self.table and self.table[name].exits_on_signals:
             from .signals import exit_on_signals
 
@@ -156,13 +121,13 @@ def command_group(table: Mapping[str, CommandEntry] = COMMANDS) -> LazyGroup:
     group = LazyGroup(
         table,
         name="tk",
-        params=[debug_option()],
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDEST_HELP},
         help="Train a language model over many devices, reshard its checkpoint, serve it over gRPC.",
-        epilog="Example: tk demo --out demo\n\n"
+        epilog="Example: tk demo\n\n"
         "Exit codes: 0 success, 1 failure or end by SIGTERM or SIGHUP, 2 wrong usage or configuration, 3 unusable "
         "checkpoint, 130 interrupted.",
     )
+    accept_shared_options(group)
     return version(group)
 
 
@@ -176,11 +141,19 @@ def _require_directory() -> None:
 
 def _explain(error: Exception) -> tuple[str, int]:
     """Returns the message and the exit code for an error that ended a command."""
+    if isinstance(error, click.UsageError):
+        return error.format_message() + _usage(error.ctx), error.exit_code
+    if isinstance(error, click.ClickException):
+        return error.format_message(), error.exit_code
     if isinstance(error, TkError):
         return str(error), error.exit_code
     if isinstance(error, OSError):
         return (f"{error.strerror}: {error.filename}" if error.filename else str(error)), 1
     return f"{type(error).__name__}: {error}\nThis is a bug in tk: run the command with --debug for a traceback.", 1
+
+
+def _usage(ctx: click.Context | None) -> str:
+    return f"\n{ctx.get_usage()}\n`{ctx.command_path} --help` says more." if ctx else ""
 
 
 def main(args: Sequence[str] | None = None, group: click.Group | None = None) -> int:
@@ -193,16 +166,14 @@ def main(args: Sequence[str] | None = None, group: click.Group | None = None) ->
     invocation = Invocation()
     try:
         code = (group or command_group()).main(args, prog_name="tk", standalone_mode=False, obj=invocation)
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
+        say("interrupted")
         return EXIT_INTERRUPTED
     except Exception as error:
-        if invocation.debug:
-            traceback.print_exc()
+        if isinstance(error, click.ClickException) and isinstance(error, _NO_ARGUMENTS):
+            error.show()  # the help
+            return error.exit_code
         message, code = _explain(error)
-        click.echo(f"error: {message}", err=True)
+        invocation.fail(message, error)
         return code
     return code if isinstance(code, int) else 0

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from ..core.progress import progress_bar
 from .common import PATH, PATH_TEXT, print_json
+from .invocation import say
 
 if TYPE_CHECKING:
     from ..parity.judge import Result
@@ -34,8 +35,12 @@ if TYPE_CHECKING:
     "a TOML or JSON list.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@click.option("--steps", type=click.IntRange(1), default=10, show_default=True, help="Training steps of each layout.")
-@click.option("--nproc", type=click.IntRange(1), default=8, show_default=True, help="Processes that run the layouts.")
+@click.option(
+    "--steps", metavar="N", type=click.IntRange(1), default=10, show_default=True, help="Training steps of each layout."
+)
+@click.option(
+    "--nproc", metavar="N", type=click.IntRange(1), default=8, show_default=True, help="Processes that run the layouts."
+)
 @click.option("--precision", type=click.Choice(["fp32", "bf16"]), help="Default: as in CONFIG, or fp32 without one.")
 @click.option(
     "--resume",
@@ -71,7 +76,7 @@ def parity(
             click.echo(words)
             return
         if words:
-            click.echo(words, err=True)
+            say(words)
         report = _compare(subject, list(chosen), words, Path(scratch), nproc, results)
     if as_json:
         print_json({"layouts": [result.to_json() for result in report.ordered]})

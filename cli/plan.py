@@ -14,10 +14,14 @@ from .fit_options import FitOptions, fit_options
 SERVING_TPS = (1, 2, 4, 8)
 
 
-@click.command(epilog="Example: tk plan examples/llama-1b.toml --nproc 8 --set zero.stage=3")
+@click.command(
+    epilog="\b\nExamples:\n  tk plan examples/llama-1b.toml --nproc 8 --set zero.stage=3\n  tk plan runs/demo/run"
+)
 @click.argument("path", metavar="CONFIG.toml|CKPT", type=PATH)
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override one key of CONFIG.")
-@click.option("--nproc", type=click.IntRange(1), help="Number of ranks; default: as many as the layout needs.")
+@click.option(
+    "--nproc", metavar="N", type=click.IntRange(1), help="Number of ranks; default: as many as the layout needs."
+)
 @click.option("--weight-dtype", type=QUANTIZED_DTYPES, help="Of a checkpoint's weights; default: auto, as stored.")
 @fit_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

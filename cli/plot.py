@@ -7,11 +7,11 @@ import click
 from .common import PATH
 
 
-@click.command(epilog="Example: tk plot runs/tiny runs/other -o runs.svg")
+@click.command(epilog="Example: tk plot runs/demo/run runs/tiny -o runs.svg")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=PATH)
-@click.option("-o", "--out", type=PATH, help="FILE.svg or FILE.png; default: RUN/curves.svg.")
+@click.option("-o", "--out", metavar="FILE", type=PATH, help="FILE.svg or FILE.png; default: RUN/curves.svg.")
 def plot(runs: tuple[Path, ...], out: Path | None) -> None:
-    """Draw loss (evaluations dashed), learning rate, gradient norm and tokens per second of one or more run folders."""
+    """Draw loss (on held-out text dashed), learning rate, gradient norm and tokens per second of run folders."""
     from ..train.config.extras import require_extra
     from ..train.records.curves import draw, read_run
 

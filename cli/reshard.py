@@ -10,6 +10,7 @@ from ..core.dtypes import COMPUTE_NAMES
 from ..core.file_names import some_names
 from ..core.progress import format_bytes, format_count, format_seconds, progress_bar
 from .common import PATH, print_json
+from .invocation import note
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
 MAX_NAMES: Final = 8  # names in a note
 
 
-@click.command(epilog="Example: tk reshard runs/demo runs/demo-tp4 --tp 4")
+@click.command(epilog="Example: tk reshard runs/demo/run weights --tp 1 --weights-only")
 @click.argument("source", metavar="SRC", type=PATH)
 @click.argument("target", metavar="DST", type=PATH)
-@click.option("--tp", type=click.IntRange(1), required=True, help="Tensor-parallel ranks of the target.")
-@click.option("--pp", type=click.IntRange(1), default=1, show_default=True, help="Pipeline ranks of the target.")
+@click.option("--tp", metavar="N", type=click.IntRange(1), required=True, help="Tensor-parallel ranks of the target.")
+@click.option(
+    "--pp", metavar="N", type=click.IntRange(1), default=1, show_default=True, help="Pipeline ranks of the target."
+)
 @click.option("--dtype", type=click.Choice(COMPUTE_NAMES), help="Dtype of the weights; default: as stored.")
 @click.option("--weights-only", is_flag=True, help="Leave out optimizer state and the state that a run resumes from.")
 @click.option("--dry-run", is_flag=True, help="Print the files that would be written, and stop.")
@@ -124,7 +127,7 @@ def run_or_show(prepared: "Prepared", verb: str, dry_run: bool, as_json: bool) -
 def name_left_behind(names: "Sequence[str]") -> None:
     """Prints a note about the names in the source's folder that a copy does not take along."""
     if names:
-        click.echo(f"note: not copied: {some_names(names, MAX_NAMES)}", err=True)
+        note(f"not copied: {some_names(names, MAX_NAMES)}")
 
 
 def _show_plan(summary: dict[str, Any], as_json: bool) -> None:

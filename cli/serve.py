@@ -20,6 +20,7 @@ from .engine_options import (
     tp_option,
     weight_dtype_option,
 )
+from .invocation import say
 
 if TYPE_CHECKING:
     from ..infer.engine.engine import Engine
@@ -41,37 +42,50 @@ _SERVER_VALUES: Final = (
 
 
 @click.command(
-    epilog="Example: tk serve runs/demo --kv-dtype int8 --port 0. With adapters: tk serve models/base --adapter "
-    "sql=runs/sql --max-adapters 4"
+    epilog="\b\nExamples:\n  tk serve runs/demo/run --kv-dtype int8\n"
+    "  tk serve models/base --adapter sql=runs/sql --max-adapters 4"
 )
 @click.argument("checkpoint", metavar="CKPT", type=PATH)
 @tp_option
 @threads_option
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--host", metavar="HOST", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=50051, show_default=True, help="Port to listen on; 0: a free one."
+    "--port",
+    metavar="PORT",
+    type=click.IntRange(0, 65535),
+    default=50051,
+    show_default=True,
+    help="Port to listen on; 0: a free one.",
 )
 @click.option(
     "--admin-port",
+    metavar="PORT",
     type=click.IntRange(0, 65535),
     help="Port of the service Admin alone; 0: a free one. Default: Admin answers on --port.",
 )
 @click.option(
     "--health-port",
+    metavar="PORT",
     type=click.IntRange(0, 65535),
     help="Port of health alone, never encrypted, for probes that know no TLS; 0: a free one.",
 )
 @click.option(
     "--metrics-port",
+    metavar="PORT",
     type=click.IntRange(0, 65535),
     help="Port of metrics for Prometheus; 0: a free one. Needs the extra http.",
 )
 @click.option(
-    "--metrics-host", default="127.0.0.1", show_default=True, help="Address of --metrics-port; it asks for no token."
+    "--metrics-host",
+    metavar="HOST",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address of --metrics-port; it asks for no token.",
 )
 @click.option(
     "--http",
     "http_port",
+    metavar="PORT",
     type=click.IntRange(0, 65535),
     help="Port of HTTP in OpenAI's dialect; 0: a free one.",
 )
@@ -87,7 +101,7 @@ _SERVER_VALUES: Final = (
 @kv_dtype_option
 @kernels_option
 @kv_memory_option
-@click.option("--kv-blocks", type=click.IntRange(1), help="Size of the KV cache in blocks.")
+@click.option("--kv-blocks", metavar="N", type=click.IntRange(1), help="Size of the KV cache in blocks.")
 @click.option(
     "--no-prefix-cache",
     "prefix_cache",
@@ -107,34 +121,45 @@ _SERVER_VALUES: Final = (
     "name of the run or folder.",
 )
 @serving_options
-@click.option("--max-running", type=click.IntRange(1), help="Most sequences that are computed at the same time.")
-@click.option("--max-queued", type=click.IntRange(0), help="Most sequences that wait; more are refused.")
-@click.option("--max-queued-tokens", type=click.IntRange(1), help="Most prompt tokens that wait; more are refused.")
-@click.option("--quota-sequences", type=click.IntRange(1), help="Most sequences of one caller, running and waiting.")
-@click.option("--quota-tokens", type=click.IntRange(1), help="Most prompt tokens of one caller that wait.")
+@click.option(
+    "--max-running", metavar="N", type=click.IntRange(1), help="Most sequences that are computed at the same time."
+)
+@click.option("--max-queued", metavar="N", type=click.IntRange(0), help="Most sequences that wait; more are refused.")
+@click.option(
+    "--max-queued-tokens", metavar="N", type=click.IntRange(1), help="Most prompt tokens that wait; more are refused."
+)
+@click.option(
+    "--quota-sequences", metavar="N", type=click.IntRange(1), help="Most sequences of one caller, running and waiting."
+)
+@click.option("--quota-tokens", metavar="N", type=click.IntRange(1), help="Most prompt tokens of one caller that wait.")
 @click.option(
     "--max-step-ms",
+    metavar="MS",
     type=click.FloatRange(0, min_open=True),
     help="Longest step, in milliseconds: prompts are cut so that 99 of 100 are expected to take no longer.",
 )
 @click.option(
     "--slow-step-ms",
+    metavar="MS",
     type=click.FloatRange(0, min_open=True),
     help="Log each step that takes longer, in milliseconds, with its size.",
 )
 @click.option(
     "--max-restarts",
+    metavar="N",
     type=click.IntRange(0),
     help="How often dead workers are started again before the server gives up; default: 0.",
 )
 @click.option(
     "--step-timeout",
+    metavar="SECONDS",
     type=click.FloatRange(0, min_open=True),
     help="Seconds after which the workers of a step that is not answered are killed; default: 20 times its predicted "
     "time, at least 120.",
 )
 @click.option(
     "--drain-timeout",
+    metavar="SECONDS",
     type=click.FloatRange(0),
     default=30.0,
     show_default=True,
@@ -145,27 +170,21 @@ _SERVER_VALUES: Final = (
     is_flag=True,
     help="Serve newer steps of the run folder CKPT as they are committed, and of adapters that are run folders.",
 )
-@click.option("--default-max-new-tokens", type=click.IntRange(1), help="Limit for requests that set none.")
-@click.option("--tls-cert", type=PATH, help="PEM file of the server's certificate; needs --tls-key.")
-@click.option("--tls-key", type=PATH, help="PEM file of its private key.")
+@click.option("--default-max-new-tokens", metavar="N", type=click.IntRange(1), help="Limit for requests that set none.")
+@click.option("--tls-cert", metavar="FILE", type=PATH, help="PEM file of the server's certificate; needs --tls-key.")
+@click.option("--tls-key", metavar="FILE", type=PATH, help="PEM file of its private key.")
 @click.option(
     "--tls-client-ca",
+    metavar="FILE",
     type=PATH,
     help="PEM file of the authorities of clients; every client then needs a certificate.",
 )
 @click.option(
     "--tokens",
+    metavar="FILE",
     type=PATH,
     help="File of the callers' tokens, which `tk token` makes; without it every caller may make every call.",
 )
-@click.option(
-    "--log-format",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Format of the log on stderr, which has a line for every request.",
-)
-@click.option("--log-json", is_flag=True, help="The same as --log-format json.")
 @click.option("--log-prompts", is_flag=True, help="Log the prompts of requests, too.")
 @click.option(
     "--otlp-endpoint",
@@ -179,8 +198,6 @@ def serve(
     checkpoint: Path,
     base: Path | None,
     follow: bool,
-    log_format: str,
-    log_json: bool,
     **values: Any,
 ) -> None:
     """Serve CKPT (a step folder, a run folder or a Hugging Face folder) as tk.v1.Generation over gRPC.
@@ -192,13 +209,15 @@ def serve(
     requests end on the weights they began with. Of an adapter the base is served, and the adapter by its folder's name.
     """
     from ..core.background_log import background_log
+    from ..core.console_log import shown_form
     from ..core.process import exit_within, share_one_memory_area
     from ..infer.engine.job import threads_per_rank
     from ..infer.engine.worker.processes import WorkerProcesses
     from ..infer.serve.options import check_address, within_open_files
 
     share_one_memory_area()
-    log = background_log(log_json or log_format == "json", is_private=not values["log_prompts"])
+    form = shown_form() or "text"
+    log = background_log(form if values["log_prompts"] else f"private {form}")
     click.get_current_context().with_resource(log)
     server_options, options = _server_options(values), _engine_options(checkpoint, values)
     check_address(server_options)
@@ -271,7 +290,7 @@ def _begun(options: "EngineOptions", base: Path | None, processes: "WorkerProces
 
 
 def _show_ready(kernels: str, threads: str, address: str, ports: "list[Listener]") -> None:
-    click.echo(f"{'kernels':<10}{kernels}\n{'threads':<10}{threads}", err=True)
+    say(f"{'kernels':<10}{kernels}\n{'threads':<10}{threads}")
     click.echo(f"ready {address}")
     for port in (each for each in ports if each.name == "HTTP"):
         click.echo(f"http {port.address}")
@@ -304,8 +323,7 @@ def _ports(options: "ServerOptions") -> "list[Listener]":
 
 def _show(info: "ModelInfo", memory: "MemoryPlan") -> None:
     step = f"step {info.step}, " if info.step else ""
-    click.echo(
+    say(
         f"{info.name} ({info.architecture}), {step}{info.manifest_sha256[:12]}: "
-        f"{info.max_model_len} tokens per request, {info.max_running} requests at a time\n{memory.table()}",
-        err=True,
+        f"{info.max_model_len} tokens per request, {info.max_running} requests at a time\n{memory.table()}"
     )

@@ -9,12 +9,19 @@ import click
 from .common import PATH
 
 
-@click.command(epilog="Example: tk token alice --role generate --tokens /etc/tk/tokens")
+@click.command(epilog="Example: tk token alice --role generate --tokens callers")
 @click.argument("principal")
 @click.option(
     "--role", "roles", type=click.Choice(["generate", "admin"]), multiple=True, help="A role; default: generate."
 )
-@click.option("--weight", type=click.FloatRange(0.01, 100), default=1.0, show_default=True, help="Share beside others.")
+@click.option(
+    "--weight",
+    metavar="WEIGHT",
+    type=click.FloatRange(0.01, 100),
+    default=1.0,
+    show_default=True,
+    help="Share beside others.",
+)
 @click.option(
     "--adapter",
     "adapters",
@@ -22,7 +29,7 @@ from .common import PATH
     multiple=True,
     help="Adapter that PRINCIPAL may use; repeat it for more. Default: all that the server has loaded.",
 )
-@click.option("--tokens", "path", type=PATH, required=True, help="File to which a line is added.")
+@click.option("--tokens", "path", metavar="FILE", type=PATH, required=True, help="File to which a line is added.")
 def token(principal: str, roles: tuple[str, ...], weight: float, adapters: tuple[str, ...], path: Path) -> None:
     """Make a token for PRINCIPAL, add its hash to the file of tokens, and print the token.
 

@@ -7,7 +7,8 @@ import click
 
 from ..core.progress import format_bytes, format_seconds, progress_bar
 from .common import PATH, PATH_TEXT
-from .corpus_report import echo_left_out, ignore_option
+from .corpus_report import ignore_option, say_left_out
+from .invocation import note
 from .signals import exit_on_signals
 
 
@@ -19,13 +20,13 @@ def tokenizer() -> None:
 @tokenizer.command()
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...", type=PATH_TEXT)
 @click.option("--vocab-size", required=True, type=int, metavar="N", help="Number of tokens, 257 to 1048576.")
-@click.option("--out", required=True, metavar="DIR", type=PATH, help="Tokenizer folder to make.")
+@click.option("--out", required=True, metavar="FOLDER", type=PATH, help="Tokenizer folder to make.")
 @ignore_option
-@click.option("--force", is_flag=True, help="Replace DIR if it is a tokenizer folder.")
+@click.option("--force", is_flag=True, help="Replace FOLDER if it is a tokenizer folder.")
 def train(inputs: tuple[str, ...], vocab_size: int, out: Path, ignored: tuple[str, ...], force: bool) -> None:
     """Train a byte-level BPE tokenizer on INPUTs.
 
-    An INPUT is a text file, a file of rows, a folder of them, or the word stdlib, as for `tk data prepare`. DIR gets
+    An INPUT is a text file, a file of rows, a folder of them, or the word stdlib, as for `tk data prepare`. FOLDER gets
     tokenizer.json and tokenizer_config.json, which transformers reads too.
 
     \b
@@ -45,9 +46,7 @@ def train(inputs: tuple[str, ...], vocab_size: int, out: Path, ignored: tuple[st
         learned = learn_byte_level_bpe(corpus.texts(bar.advance), vocab_size)
     with exit_on_signals():  # only here: training runs in native code, where Python cannot handle a signal
         trained = write_byte_level_bpe(learned, out, replaceable)
-    echo_left_out(corpus)
+    say_left_out(corpus)
     click.echo(f"{out}: {trained.vocab_size:,} tokens, in {format_seconds(time.monotonic() - start)}")
     if trained.vocab_size < vocab_size:
-        click.echo(
-            f"the text is too short for {vocab_size:,} tokens: use more text, or a smaller --vocab-size", err=True
-        )
+        note(f"the text is too short for {vocab_size:,} tokens: use more text, or a smaller --vocab-size")

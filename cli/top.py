@@ -18,7 +18,14 @@ _STATE_STYLES: Final = (("serving", "green"), ("failed", "red"))
 
 @click.command(epilog="Example: tk top 127.0.0.1:50051")
 @click.argument("address", metavar="HOST:PORT")
-@click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between looks.")
+@click.option(
+    "--interval",
+    metavar="SECONDS",
+    type=click.FloatRange(0.1),
+    default=1.0,
+    show_default=True,
+    help="Seconds between looks.",
+)
 @click.option("--once", is_flag=True, help="Look once.")
 @click.option("--json", "as_json", is_flag=True, help="Print each look as one JSON document.")
 @connection_options

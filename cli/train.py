@@ -11,7 +11,8 @@ import click
 from ..core.errors import TkError
 from ..core.process import lasting_imports
 from .common import PATH, PATH_TEXT
-from .config_command import ConfigCommand
+from .hinted_command import ConfigCommand
+from .invocation import note
 
 if TYPE_CHECKING:
     from ..train.config.train_config import TrainConfig
@@ -19,12 +20,16 @@ if TYPE_CHECKING:
 
 @click.command(
     cls=ConfigCommand,
-    epilog="Example: tk train examples/tiny.toml --set train.steps=50 --set parallel.tp=2 --nproc 4",
+    epilog="\b\nExamples:\n  tk train runs/demo/demo.toml --set train.steps=700\n"
+    "  tk train examples/tiny.toml --set parallel.tp=2 --nproc 4",
 )
 @click.argument("config", type=PATH)
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override one key of CONFIG.")
 @click.option(
-    "--nproc", type=click.IntRange(1), help="Local ranks to start; default: as many as the configuration's layout has."
+    "--nproc",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Local ranks to start; default: as many as the configuration's layout has.",
 )
 @click.option(
     "--resume",
@@ -117,8 +122,8 @@ def _load(config: Path, overrides: tuple[str, ...], deepspeed: Path | None, num_
     notes = [*mapped.notes, *merge(data, mapped, str(config), str(deepspeed))]
     apply_overrides(data, overrides)
     if os.environ.get("RANK", "0") == "0":
-        for note in notes:
-            click.echo(f"{deepspeed}: {note}", err=True)
+        for each in notes:
+            note(f"{deepspeed}: {each}")
     return parse(data, TrainConfig, f"{config} with {deepspeed}")
 
 

@@ -7,12 +7,13 @@ import click
 
 from ..core.progress import format_bytes, format_count, format_seconds, progress_bar
 from .common import PATH, print_json
+from .invocation import note, say_error
 from .reshard import open_checkpoint
 
 EXIT_DAMAGED = 3
 
 
-@click.command(epilog="Example: tk verify runs/demo")
+@click.command(epilog="Example: tk verify runs/demo/run")
 @click.argument("path", metavar="CKPT", type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
@@ -32,9 +33,9 @@ def verify(ctx: click.Context, path: Path, as_json: bool) -> None:
         print_json(report.to_json() | {"seconds": seconds})
     else:
         for problem in report.problems:
-            click.echo(f"error: {problem.message}", err=True)
-        for note in report.notes:
-            click.echo(f"note: {note}", err=True)
+            say_error(problem.message)
+        for remark in report.notes:
+            note(remark)
         num_files = format_count(report.num_files, "file")
         if not report.has_checksums:
             click.echo(

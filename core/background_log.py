@@ -114,17 +114,16 @@ def _kind_of(record: logging.LogRecord) -> Hashable:
 
 
 @contextmanager
-def background_log(as_json: bool = False, is_private: bool = False) -> Iterator[None]:
+def background_log(form: str = "text") -> Iterator[None]:
     """A context in which the log of `show_log`, and warnings of other libraries, are written by a thread of their own.
 
     At its end all lines are written. If nothing reads them, what the process prints there afterwards goes nowhere, so
     that it can end. A standard error that is no file stays as it is.
 
     Args:
-        as_json: whether a message is a line of JSON, now and afterwards.
-        is_private: whether nothing in the log may quote a caller, now and afterwards; see `private_log`.
+        form: the form of the log, now and afterwards; see `show_log`.
     """
-    show_log(as_json, is_private=is_private)
+    show_log(form)
     shown = console_handlers()
     try:
         descriptor = sys.stderr.fileno()

@@ -24,18 +24,23 @@ class _StandardError(logging.Handler):
 
 
 class _Lines(logging.Formatter):
-    """Writes a record as a plain line.
+    """Writes a record as a plain line, which begins with "error: " or "warning: " if it is one.
 
     Args:
-        is_private: whether nothing in it may quote a caller; see `private_log`.
+        form: see `show_log`.
+        fields: fields of every line of JSON.
     """
 
-    def __init__(self, is_private: bool) -> None:
+    def __init__(self, form: str, fields: Mapping[str, Any]) -> None:
         super().__init__()
-        self.is_private = is_private
+        self.form, self.fields = form, fields
+        self.is_private, self.has_names = "private" in form.split(), "verbose" in form.split()
 
     def format(self, record: logging.LogRecord) -> str:
-        message = self.message_of(record)
+        message = f"{_prefix(record.levelno)}{self.message_of(record)}"
+        if self.has_names:
+            time = datetime.datetime.fromtimestamp(record.created).astimezone()
+            message = f"{time:%H:%M:%S}.{time.microsecond // 1000:03d} {record.name}: {message}"
         return f"{message}\n{self.formatException(record.exc_info)}" if record.exc_info else message
 
     def message_of(self, record: logging.LogRecord) -> str:
@@ -53,6 +58,7 @@ class _JsonLines(_Lines):
             "time": datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
+            **self.fields,
         }
         fields = getattr(record, "fields", None)
         line |= {"message": self.message_of(record)} if fields is None else fields
@@ -61,36 +67,28 @@ class _JsonLines(_Lines):
         return json.dumps(line)
 
 
-_FORMS: Final[Mapping[str, tuple[type[_Lines], bool]]] = MappingProxyType(
-    {
-        "text": (_Lines, False),
-        "json": (_JsonLines, False),
-        "private text": (_Lines, True),
-        "private json": (_JsonLines, True),
-    }
-)
+def _prefix(level: int) -> str:
+    return "error: " if level >= logging.ERROR else "warning: " if level >= logging.WARNING else ""
 
 
-def show_log(as_json: bool = False, level: int = logging.INFO, is_private: bool = False) -> None:
-    """Shows messages from a level on. Commands and ranks call it; a second call only changes level and format.
+def show_log(form: str = "text", fields: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Shows messages on standard error. Commands and ranks call it; a second call only changes the form.
 
     A program that imports tk does not call it and sees warnings only, unless it configures `logging` itself.
 
     Args:
-        as_json: whether a message is a line of JSON.
-        level: the least level that is shown.
-        is_private: whether nothing that this process shows may quote a caller; see `private_log`.
+        form: "text", or "json" for a line of JSON per message; before it "quiet" for warnings and errors alone, or
+            "verbose" for details too, in text with time and logger; and "private" if nothing that this process shows
+            may quote a caller (see `private_log`).
+        fields: fields of every line of JSON.
     """
-    show_log_as(f"{'private ' if is_private else ''}{'json' if as_json else 'text'}", level)
-
-
-def show_log_as(form: str, level: int = logging.INFO) -> None:
-    """Shows messages in a form of `shown_format`, but for ""; see `show_log`."""
-    kind, is_private = _FORMS[form]
-    if is_private:
+    words = form.split()
+    formatter = (_JsonLines if "json" in words else _Lines)(form, fields)
+    if formatter.is_private:
         keep_private()
         if logging.lastResort is not None:  # what prints other libraries' lines, unless a handler does
-            logging.lastResort.setFormatter(kind(is_private))
+            logging.lastResort.setFormatter(formatter)
+    level = logging.WARNING if "quiet" in words else logging.DEBUG if "verbose" in words else logging.INFO
     logger = logging.getLogger(_ROOT)
     logger.setLevel(level)
     handlers = console_handlers()
@@ -98,7 +96,8 @@ def show_log_as(form: str, level: int = logging.INFO) -> None:
         handlers = [_StandardError()]
         logger.addHandler(handlers[0])
     for handler in handlers:
-        handler.setFormatter(kind(is_private))
+        handler.setFormatter(formatter)
+        handler.setLevel(level)  # a logger below may let more through, for another handler
 
 
 def console_handlers() -> list[logging.Handler]:
@@ -106,13 +105,15 @@ def console_handlers() -> list[logging.Handler]:
     return [handler for handler in logging.getLogger(_ROOT).handlers if isinstance(handler, _StandardError)]
 
 
-def shown_format() -> str:
-    """Returns how this process shows messages of level INFO, for `show_log_as` in another; "" if warnings only."""
+def shown_form() -> str:
+    """Returns how this process shows messages, for `show_log` in another; "" if as a program that only imports tk."""
     own, root = logging.getLogger(_ROOT), logging.getLogger()
     handlers = [*own.handlers, *root.handlers]
-    if not handlers or not own.isEnabledFor(logging.INFO):
-        return ""
-    forms = [
-        (type(each.formatter), each.formatter.is_private) for each in handlers if isinstance(each.formatter, _Lines)
-    ]
-    return next((name for name, form in _FORMS.items() if form in forms), "text")
+    forms = (each.formatter.form for each in handlers if isinstance(each.formatter, _Lines))
+    is_shown = bool(handlers) and own.isEnabledFor(logging.INFO)
+    return next(forms, "text" if is_shown else "")
+
+
+def quieter(form: str) -> str:
+    """Returns a form without what is neither warning nor error: of what every process does alike, one shows all."""
+    return " ".join(["quiet", *(word for word in form.split() if word not in ("quiet", "verbose"))])

@@ -16,26 +16,38 @@ COLOURS: Final = (
     "#e69f00",
     "#56b4e9",
 )  # of Okabe and Ito, distinct to all eyes
-WIDTH, HEIGHT, MARGIN, HEAD = 520, 300, 64, 44  # of a panel, its margin, and the legend above all, in pixels
+WIDTH, HEIGHT, MARGIN, HEAD = 520, 310, 84, 44  # of a panel, its margin, and the legend above all, in pixels
 MAX_POINTS: Final = 1500  # of a curve; more would be finer than the screen
 TICKS: Final = 5
+DASHES: Final = ' stroke-dasharray="6 4"'
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A curve, the number of its colour, and whether it is dashed; a dashed one has circles at its points."""
+    """A curve, the number of its colour, and whether it is dashed; a dashed one has circles at its points.
+
+    Attributes:
+        kind: what its style stands for, in the panel's own legend; curves of one kind are all dashed, or none is.
+    """
 
     points: Points
     colour: int = 0
     dashed: bool = False
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A title and the curves below it."""
+    """A title and the curves below it.
+
+    Attributes:
+        across, up: the labels of the axes, with their units.
+    """
 
     title: str
     lines: Sequence[Curve]
+    across: str = ""
+    up: str = ""
 
 
 def draw_panels(panels: Sequence[Panel], legend: Sequence[str]) -> str:
@@ -64,11 +76,12 @@ def _legend(names: Sequence[str]) -> Iterator[str]:
 def _panel(panel: Panel) -> Iterator[str]:
     points = [point for line in panel.lines for point in line.points]
     yield f'<text x="{MARGIN}" y="14" font-weight="bold">{escape(panel.title)}</text>'
+    yield from _kinds(panel.lines)
     if not points:
         yield f'<text x="{MARGIN}" y="40" fill="#888">nothing recorded</text>'
         return
     xs, ys = _ticks([x for x, _ in points]), _ticks([y for _, y in points])
-    left, right, top, bottom = MARGIN, WIDTH - 20, 24, HEIGHT - 36
+    left, right, top, bottom = MARGIN, WIDTH - 20, 24, HEIGHT - 50
 
     def at(x: float, y: float) -> tuple[float, float]:
         across, up = (x - xs[0]) / (xs[-1] - xs[0]), (y - ys[0]) / (ys[-1] - ys[0])
@@ -81,14 +94,28 @@ def _panel(panel: Panel) -> Iterator[str]:
     for x in xs:
         yield f'<text x="{at(x, ys[0])[0]:.1f}" y="{bottom + 18}" text-anchor="middle">{x:,.6g}</text>'
     yield f'<path d="M{left} {bottom}H{right}" stroke="#888"/>'
+    middle = 'text-anchor="middle" fill="#666"'
+    yield f'<text x="{(left + right) // 2}" y="{bottom + 38}" {middle}>{escape(panel.across)}</text>'
+    place = f'transform="translate(16 {(top + bottom) // 2}) rotate(-90)"'
+    yield f"<text {place} {middle}>{escape(panel.up)}</text>"
     for line in panel.lines:
         shown = [at(x, y) for x, y in line.points[:: len(line.points) // MAX_POINTS + 1]]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in shown)
-        dashes = ' stroke-dasharray="6 4"' if line.dashed else ""
+        dashes = DASHES if line.dashed else ""
         style = f'stroke="{COLOURS[line.colour % len(COLOURS)]}" stroke-width="1.6" stroke-linejoin="round"'
         yield f'<polyline points="{path}" fill="none" {style}{dashes}/>'
         if line.dashed or len(shown) == 1:
             yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="white" {style}/>' for x, y in shown)
+
+
+def _kinds(lines: Sequence[Curve]) -> Iterator[str]:
+    """Yields the legend of the styles, beside the panel's title, from the right."""
+    x = WIDTH - 20
+    for kind, dashed in reversed({line.kind: line.dashed for line in lines if line.kind}.items()):
+        x -= 34 + 7 * len(kind)
+        yield f'<path d="M{x} 10h24" stroke="#666" stroke-width="1.6"{DASHES if dashed else ""}/>'
+        yield f'<text x="{x + 30}" y="14">{escape(kind)}</text>'
+        x -= 14
 
 
 def _ticks(values: Sequence[float]) -> list[float]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from .errors import ConfigError
+from .given_paths import near_path
 
 _MARKS_OF_UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _YAML: Final = re.compile(r"^(---|\s*(- )?[\w.-]+:(\s|$))", re.MULTILINE)
@@ -18,7 +19,7 @@ def unreadable(path: Path, error: OSError) -> ConfigError:
     if isinstance(error, IsADirectoryError):
         advice = "Name the TOML file, not its folder."
     elif isinstance(error, FileNotFoundError):
-        advice = "Name a TOML file that is there; examples/tiny.toml is one to begin with."
+        advice = near_path(path).lstrip() or "Name a TOML file that is there; `tk init` writes one."
     else:
         advice = "This user must be allowed to read it."
     return ConfigError(f"Cannot read the configuration {path}: {error.strerror}. {advice}")

@@ -84,7 +84,9 @@ def exit_within(seconds: float, code: int) -> None:
 def _exit_now(seconds: float, code: int) -> None:
     names = ", ".join(thread.name for thread in threading.enumerate() if thread is not threading.current_thread())
     line = f"tk has not ended by itself in {seconds:g} s, and ends without clean-up; its threads: {names}.\n"
-    if select.select((), (2,), (), 0)[1]:  # nobody may read stderr; in a pipe that can be written to, a line has place
+    if select.select((), (2,), (), 0)[
+        1
+    ]:  # stderr may have no reader; in a pipe that can be written to, a line has place
         os.write(2, line.encode()[: select.PIPE_BUF])
     os._exit(code)
 

@@ -1,13 +1,19 @@
 """The progress of long work, as a bar on a terminal and as plain lines elsewhere; sizes and durations as text."""
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Final, Protocol, TextIO
+
+from .console_log import shown_form
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 PLAIN_INTERVAL_SECONDS: Final = 5.0
+
+_log = logging.getLogger(__name__)
 
 
 def format_bytes(num_bytes: int | float) -> str:
@@ -48,6 +54,8 @@ def progress_bar(
 ) -> Iterator[Progress]:
     """Shows long work: on a terminal as a bar with the time left, elsewhere as plain lines every few seconds.
 
+    Where `show_log` shows the log, lines are in its form, also on a terminal if that is JSON; a quiet log has none.
+
     Args:
         description: the name of the work.
         total: the number of units of the whole work.
@@ -55,14 +63,16 @@ def progress_bar(
         show: formats a number of units (`format_bytes` for bytes).
         stream: the stream to write to; None = stderr.
     """
+    form = shown_form().split() if stream is None else []
     stream = stream or sys.stderr
-    if stream.isatty():
+    if stream.isatty() and not {"quiet", "json"}.intersection(form):
         with _terminal_bar(description, total, done, show, stream) as bar:
             yield bar
-    else:
-        lines = PlainProgress(description, total, done=done, show=show, stream=stream)
-        yield lines
-        lines.finish()
+        return
+    say = _log.info if form else partial(print, file=stream, flush=True)
+    lines = PlainProgress(description, total, done=done, show=show, say=say)
+    yield lines
+    lines.finish()
 
 
 class PlainProgress:
@@ -75,12 +85,12 @@ class PlainProgress:
         *,
         done: int = 0,
         show: Callable[[int], str] = str,
-        stream: TextIO,
+        say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         interval: float = PLAIN_INTERVAL_SECONDS,
     ) -> None:
         self.description, self.total, self.done, self.show = description, total, done, show
-        self.stream, self.clock, self.interval = stream, clock, interval
+        self.say, self.clock, self.interval = say, clock, interval
         self.first_done, self.start = done, clock()
         self.printed_at, self.printed_done, self.status = self.start, -1, ""
 
@@ -106,7 +116,7 @@ class PlainProgress:
             parts.append(f"took {format_seconds(elapsed)}")
         elif new > 0:
             parts.append(f"{format_seconds(elapsed / new * (self.total - self.done))} left")
-        print(", ".join(parts), file=self.stream, flush=True)
+        self.say(", ".join(parts))
 
 
 @contextmanager

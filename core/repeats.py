@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable
 from typing import Final, Generic, TypeVar
 
 WINDOW: Final = 60.0  # seconds after a thing in which others of its kind are counted only
-MOST_KINDS: Final = 1024  # that are told apart; more of them count as one kind
+MOST_KINDS: Final = 1024  # that are counted apart; more of them count as one kind
 _OTHERS: Final = "others"
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """Prints fine-tuning examples: the `def` lines of functions in Python's standard library, and their docstrings.
 
-python examples/docstrings.py > docstrings.jsonl
+python docstrings.py > docstrings.jsonl
 """
 
 import ast

@@ -58,12 +58,11 @@ class RouterBalance:
         self._routing: dict[int, torch.Tensor] = {}
         self._chosen: dict[int, torch.Tensor] = {}
 
-    def on_routing(self, layer: int, chosen_BLK: torch.Tensor) -> None:
+    def on_routing(self, layer: int, chosen_BLK: torch.Tensor, num_experts: int) -> None:
         """Records the experts that a layer chose for its tokens, if routing is recorded."""
         if self.record_routing:
             self._routing[layer] = routing_checksum(layer, chosen_BLK, self.counted_BL, self.places_BL)
-            counted_BLK = chosen_BLK if self.counted_BL is None else chosen_BLK[self.counted_BL]
-            self._chosen[layer] = counted_BLK.flatten().bincount()
+            self._chosen[layer] = _counts_of_experts(chosen_BLK, num_experts, self.counted_BL).sum(0)
 
     def attach(
         self, layer: int, y_ND: torch.Tensor, loss: torch.Tensor, num_layers: int, num_ranks: int
@@ -114,8 +113,8 @@ class RouterBalance:
 
     def add_counts(self, counts_LE: torch.Tensor) -> None:
         """Adds the number of counted tokens that each expert got to `counts_LE`, of all layers of the model."""
-        for layer, counts_N in self._chosen.items():
-            counts_LE[layer, : len(counts_N)] += counts_N
+        for layer, counts_E in self._chosen.items():
+            counts_LE[layer, : len(counts_E)] += counts_E
 
     def routing(self) -> torch.Tensor | float:
         """Returns a checksum of the recorded routing, an fp64 scalar, which is summed over ranks like `total`."""
@@ -154,16 +153,25 @@ def balancing_loss(
     """
     num_experts = probabilities_BLE.shape[-1]
     counted_BL = chosen_BLK.new_ones(chosen_BLK.shape[:-1]) if counted_BL is None else counted_BL
-    counted_BL = counted_BL.long()
     num_counted_B1 = counted_BL.sum(dim=-1, keepdim=True)
-    sent_BE = chosen_BLK.new_zeros(len(chosen_BLK), num_experts).scatter_add_(
-        1, chosen_BLK.flatten(1), counted_BL.repeat_interleave(chosen_BLK.shape[-1], dim=-1)
-    )  # counts in whole numbers, since a sum of many small shares would lose precision
+    sent_BE = _counts_of_experts(chosen_BLK, num_experts, counted_BL)
     sums_BE = leave_block((probabilities_BLE * counted_BL.unsqueeze(-1)).sum(dim=1), cp)
     if cp.size > 1:
         num_counted_B1, sent_BE = all_reduce(torch.cat((num_counted_B1, sent_BE), 1), cp).split((1, num_experts), 1)
     num_counted_B1 = num_counted_B1.clamp_min(1)
     return num_experts * ((sent_BE / num_counted_B1) * (sums_BE / num_counted_B1)).sum()
+
+
+def _counts_of_experts(chosen_BLK: torch.Tensor, num_experts: int, counted_BL: torch.Tensor | None) -> torch.Tensor:
+    """Returns how many counted tokens of each sequence chose each expert, int64 [B, E].
+
+    They are counted in whole numbers, since a sum of many small shares would lose precision.
+    """
+    ones_BLK = (
+        torch.ones_like(chosen_BLK) if counted_BL is None else counted_BL.long().unsqueeze(-1).expand_as(chosen_BLK)
+    )
+    counts_BE = chosen_BLK.new_zeros(len(chosen_BLK), num_experts)
+    return counts_BE.scatter_add_(1, chosen_BLK.flatten(1), ones_BLK.flatten(1))
 
 
 def routing_checksum(

@@ -18,8 +18,9 @@ from ..core.tensors import TensorSpec
 from .config import ModelConfig
 from .lora.options import LoraOptions
 from .lora.peft_config import FAN_IN_FAN_OUT, from_peft
+from .lora.quick_patterns import require_quick
 from .lora.table import with_adapters
-from .lora.targets import without_idle
+from .lora.targets import module_of, repeating_expressions, without_idle
 from .registry import decoder_spec, tensor_table
 from .spec import DecoderSpec
 
@@ -74,6 +75,9 @@ class StoredAdapter:
         where = self.checkpoint.path
         try:
             base = decoder_spec(config)
+            require_quick(
+                repeating_expressions(self.options), [module_of(each.name) for each in base.table], str(where)
+            )
             spec = with_adapters(base, without_idle(base.table, self.options))
         except ConfigError as error:
             raise ShapeMismatch(f"{where} is no adapter of this base: {error}") from error

@@ -21,6 +21,8 @@ ROWS_ON_PAGE: Final = 40
 PAGE: Final = """\
 # Parity: every layout against one process
 
+This page is for people who ask whether a layout trains the same model as one process. It has the measured differences.
+
 Written by `{command}`
 on {date}; {machine}; {versions}. The same command writes this page again.{commit}
 

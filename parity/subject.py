@@ -117,7 +117,7 @@ class Subject:
         return (
             f"The model is a Llama of hidden size {model.hidden_size}, {model.num_attention_heads} heads and a "
             f"vocabulary of {VOCAB_SIZE}, or a Mixtral,\nQwen2-MoE or GLM-4.5 with {MIXTURE['num_local_experts']} "
-            "experts, with one layer more than stages; all data-parallel ranks together get a\nsingle row for their "
+            "experts, with one layer more than stages. All data-parallel ranks together get a\nsingle row for their "
             "last micro-batch of 2. Gradients are clipped in every step; a decoder's are\n"
             f"infinite in step {SKIPPED_STEP}, which is skipped. Where rounding could send a token of one process to "
             "another\nexpert, both runs take another seed. With lora, only adapters of all linear layers are trained, "

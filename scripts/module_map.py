@@ -19,7 +19,7 @@ def module_list() -> str:
     """Returns the list of modules: one heading per package, one line per module."""
     lines = []
     for room in ROOMS:
-        lines += ["", f"### {room}/", "", first_line(ROOT / room / "__init__.py"), ""]
+        lines += ["", f"## {room}/", "", first_line(ROOT / room / "__init__.py"), ""]
         for path in sorted((ROOT / room).rglob("*.py")):
             if path.name != "__init__.py" and "_pb2" not in path.name:
                 lines.append(f"- [{path.relative_to(ROOT / room)}](../{path.relative_to(ROOT)}): {first_line(path)}")

@@ -4,6 +4,9 @@ Each operation runs on the values, and before it on fake tensors of torch with t
 raise where a real GPU would: an operation on tensors of two devices. They also say where results lie. Only results
 whose shape depends on values are unknown to them: those are checked and placed by the devices of the arguments.
 
+What makes the host wait for the GPU is recorded with the function of tk that does it: numbers that are read, shapes
+that depend on values, and copies that wait or are of memory that is not pinned.
+
 The device is called "meta": a torch that is built for CPUs has guards for that one only, and none for "cuda".
 
 Beside values, the GPU has CUDA's rules for the host (pretended_memory.py) and NCCL's for ranks (pretended_ranks.py):
@@ -140,9 +143,9 @@ class TrainedOnGpu(OnGpu, TrainedParameter):
 class _Making(TorchFunctionMode):
     """Answers for CUDA where torch would ask the driver, or make a tensor on the device "meta" without values."""
 
-    def __init__(self, memory: PretendedMemory) -> None:
+    def __init__(self, pretending: "_Pretending") -> None:
         super().__init__()
-        self._memory = memory
+        self._pretending, self._memory = pretending, pretending.memory
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         """Calls a function."""
@@ -152,6 +155,8 @@ class _Making(TorchFunctionMode):
             return OnGpu(torch.tensor(*arguments, **keywords | {"device": "cpu"}))  # the values are Python's numbers
         if function is torch.Tensor.is_pinned:
             return self._memory.is_pinned(*arguments)
+        if function in _READS and isinstance(arguments[0], OnGpu):
+            self._pretending.waited(f"reads {function.__name__}")
         return function(*arguments, **keywords)
 
 
@@ -163,6 +168,7 @@ class _Pretending(TorchDispatchMode):
         num_operations: how many had an argument or result on the GPU.
         num_copies: how many copies between the GPU and pinned memory there were.
         pageable: the copies between the GPU and other memory.
+        waits: what made the host wait for the GPU so far, "package/file.py function: why".
     """
 
     def __init__(self, memory: PretendedMemory, ranks: PretendedRanks, allowed: Collection[str] | None) -> None:
@@ -172,6 +178,12 @@ class _Pretending(TorchDispatchMode):
         self._known: dict[tuple[Any, ...], list[torch.device]] = {}
         self.num_operations = self.num_copies = 0
         self.pageable: list[str] = []
+        self.waits: list[str] = []
+        self._reading: set[tuple[Any, ...]] = set()  # the signatures whose results have a shape that depends on values
+
+    def waited(self, why: str) -> None:
+        """Records a wait."""
+        self.waits.append(f"{running_function()}: {why}")
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -194,7 +206,9 @@ class _Pretending(TorchDispatchMode):
         signature = (operation, *map(_kind, leaves))
         if signature not in self._known:
             with self._turn, self._fakes:
-                self._known[signature] = self._devices(operation, arguments, keywords)
+                self._known[signature] = self._devices(operation, arguments, keywords, signature)
+        if signature in self._reading:
+            self.waited(f"{operation} has a result whose shape depends on values")
         devices = self._known[signature]
         places = {*on_gpu, *(device == GPU for device in devices)}
         if len(places) > 1 and operation in _COPIES:
@@ -219,6 +233,7 @@ class _Pretending(TorchDispatchMode):
         source = arguments[1] if into else arguments[0]
         if waits:
             self.memory.synchronize()
+            self.waited(f"{operation} waits for its end")
         result = arguments[0] if into else operation(*arguments, **keywords).clone()
         host = result if device != GPU else source
         converts = result.dtype != source.dtype and waits
@@ -238,14 +253,16 @@ class _Pretending(TorchDispatchMode):
     def _judge_pageable(self, what: str) -> None:
         place = running_function()
         self.pageable.append(f"{place}: {what} that is not pinned")
+        self.waited(f"{what} that is not pinned")
         assert self._allowed is None or place in (A_TEST, *self._allowed), self.pageable[-1]
 
-    def _devices(self, operation: Any, arguments: Any, keywords: Any) -> list[torch.device]:
+    def _devices(self, operation: Any, arguments: Any, keywords: Any, signature: tuple[Any, ...]) -> list[torch.device]:
         """Returns the devices of the resulting tensors; raises what torch raises for a mix of devices."""
         try:
             fake_arguments, fake_keywords = tree_map(self._fake, (arguments, keywords))
             found = operation(*fake_arguments, **fake_keywords)
         except (DataDependentOutputException, DynamicOutputShapeException):
+            self._reading.add(signature)
             return [_common_device(operation, arguments, keywords)] * 9
         if operation._schema.is_mutable and operation not in _MOVES:  # torch looks for a mix where it makes a result
             _common_device(operation, arguments, keywords)
@@ -324,7 +341,7 @@ def pretend_gpu(pageable: Collection[str] | None = None) -> Iterator[_Pretending
     run, update = threading.Thread.run, NativeAdamW.__call__
 
     def run_with_gpu(thread: threading.Thread) -> None:
-        with pretending, _Making(memory):
+        with pretending, _Making(pretending):
             run(thread)
 
     def update_on_host(native: NativeAdamW, given: AdamWUpdate, threads: int) -> None:
@@ -344,5 +361,5 @@ def pretend_gpu(pageable: Collection[str] | None = None) -> Iterator[_Pretending
         patch.setattr(saved_activations, "PLAIN", (*saved_activations.PLAIN, OnGpu))
         ranks.install(patch)
         stack.enter_context(pretending)
-        stack.enter_context(_Making(memory))
+        stack.enter_context(_Making(pretending))
         yield pretending

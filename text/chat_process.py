@@ -14,7 +14,7 @@ import sys
 from functools import cache
 from typing import Any, Final
 
-from ..core.console_log import show_log_as
+from ..core.console_log import show_log
 from ..core.errors import TkError, pack
 from ..core.process import die_with_parent
 from .chat_context import PromptForm
@@ -27,7 +27,7 @@ MOST_BYTES: Final = 512 << 20  # of address space for the whole process
 def main() -> None:
     """Answers requests until stdin ends."""
     die_with_parent()
-    show_log_as("private text")  # an exception may hold words of a conversation
+    show_log(f"private {sys.argv[2]}")  # an exception may hold words of a conversation
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     seconds, sources = float(sys.argv[1]), TemplateSources(**json.loads(sys.stdin.buffer.readline()))

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
+from ..core.console_log import shown_form
 from ..core.process import start_module
 from .template_files import TemplateSources
 
@@ -56,7 +57,7 @@ class ChatProcess:
         with ExitStack() as stack:
             try:
                 self._socket, theirs = map(stack.enter_context, socket.socketpair())
-                arguments, end = (str(cpu_seconds),), theirs.fileno()
+                arguments, end = (str(cpu_seconds), shown_form() or "text"), theirs.fileno()
                 self._process = start_module(PROCESS, arguments, stdin=end, stdout=end)
             except OSError as error:
                 raise ChatProcessEnded(f"could not be started ({error.strerror})") from error

@@ -10,7 +10,7 @@ from tk.proto.v1 import generation_pb2 as pb
 
 Message = pb.GenerateRequest | pb.ScoreRequest
 _WORDS: Final = ("def", "import", "river", "seven", "return", "blue", "naïve", "你好", "for", "moon", "x = 1", "class")
-_ROOM: Final = 12  # bits of a number that a regular expression is told apart by
+_ROOM: Final = 12  # bits of the number that identifies a regular expression
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
+from ...core.given_paths import near_path
 from ..files import lookup, storage
 
 _URL: Final = re.compile(r"([a-z][a-z0-9+.-]+):/+(\S+)")
@@ -137,7 +138,7 @@ def _describe_missing(path: Path) -> str:
             f"{path} does not exist; {_A_CHECKPOINT_IS}. Download a repository of the Hugging Face hub with "
             f"hf download {path} --local-dir DIR, and name DIR."
         )
-    return f"{path} does not exist; {_A_CHECKPOINT_IS}."
+    return f"{path} does not exist; {_A_CHECKPOINT_IS}.{near_path(path)}"
 
 
 def _describe_folder(path: Path) -> str:

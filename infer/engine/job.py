@@ -25,7 +25,7 @@ class Job:
         on_gpus: whether each rank computes on the GPU of its number; else on the CPU.
         adapter_slots: see MemoryPlan.
         max_adapter_rank: see EngineOptions.
-        log: how the engine's process shows its log, and so the worker's: see `shown_format`.
+        log: how the engine's process shows its log, and so the worker's: see `shown_form`.
     """
 
     checkpoint: str

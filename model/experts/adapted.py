@@ -4,12 +4,13 @@ Letters: P pairs of a token and one of its experts, E experts of this rank, D in
 expert, R the ranks of all adapters of one expert's parameter, r the rank of one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 
 from ...parallel.grouped_products import grouped_linear
+from ...parallel.row_groups import RowGroups
 from ..lora.table import factor_name, leaf
 from ..placement import Placement
 
@@ -52,9 +53,9 @@ class ExpertAdapters(nn.Module):
         a = place.empty(factor_name(name, "A"))
         return ExpertAdapters(num_experts, scales, a, b, dict.fromkeys(adapters, rows))
 
-    def forward(self, x_PD: torch.Tensor, counts_E: Sequence[int]) -> torch.Tensor:
+    def forward(self, x_PD: torch.Tensor, groups: RowGroups) -> torch.Tensor:
         """Maps tokens [P, D] to the adapters' outputs [P, F]; see `Experts`."""
-        u_PR = grouped_linear(x_PD, self.A.unflatten(0, (self.num_experts, -1)), counts_E)
+        u_PR = grouped_linear(x_PD, self.A.unflatten(0, (self.num_experts, -1)), groups)
         b = {key: values.unflatten(0, (self.num_experts, -1)) for key, values in self.B.items()}
         parts, rank = [], 0
         for key, rows in self.rows.items():
@@ -62,6 +63,6 @@ class ExpertAdapters(nn.Module):
                 parts.append(u_PR.new_zeros(len(u_PR), rows))
                 continue
             own_Pr = u_PR[:, rank : rank + b[key].shape[-1]].contiguous()
-            parts.append(grouped_linear(own_Pr, b[key], counts_E) * self.scales[key])
+            parts.append(grouped_linear(own_Pr, b[key], groups) * self.scales[key])
             rank += b[key].shape[-1]
         return torch.cat(parts, dim=-1)

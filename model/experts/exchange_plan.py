@@ -57,7 +57,7 @@ def plan_exchange(counts_RE: Counts, rank: int) -> ExchangePlan:
 
     Args:
         counts_RE: int64, the number of pairs that each rank has for each expert; R divides E.
-        rank: which of them the plan is for.
+        rank: the rank that the plan is for.
     """
     counts_SRE = _counts_of_rounds(counts_RE)
     num_ranks = len(counts_RE)

@@ -4,13 +4,13 @@ Letters: P pairs of a token and one of its experts, D hidden size, I intermediat
 experts, F out features of one expert.
 """
 
-from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import nn
 
 from ...parallel.grouped_products import grouped_linear
+from ...parallel.row_groups import RowGroups
 from ..activation import swiglu
 from ..placement import Placement
 from ..recompute import recomputed
@@ -29,16 +29,16 @@ class Experts(nn.Module):
         self.gate_up_proj_adapter = ExpertAdapters.of(f"{name}.gate_up_proj", self.num_experts, place)
         self.down_proj_adapter = ExpertAdapters.of(f"{name}.down_proj", self.num_experts, place)
 
-    def forward(self, x_PD: torch.Tensor, counts_E: Sequence[int]) -> torch.Tensor:
+    def forward(self, x_PD: torch.Tensor, groups: RowGroups) -> torch.Tensor:
         """Maps tokens [P, D] to their experts' outputs [P, D].
 
         Args:
             x_PD: the tokens of the first expert, then those of the second one, and so on.
-            counts_E: the number of tokens of each expert.
+            groups: the tokens of each expert.
         """
         gate_up, down = self.weights()
-        inner_PI = self.activation(_product(x_PD, gate_up, self.gate_up_proj_adapter, counts_E))
-        return _product(inner_PI, down, self.down_proj_adapter, counts_E)
+        inner_PI = self.activation(_product(x_PD, gate_up, self.gate_up_proj_adapter, groups))
+        return _product(inner_PI, down, self.down_proj_adapter, groups)
 
     def weights(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns all experts' gate and up, [E, 2I, D], and down, [E, D, I]."""
@@ -47,8 +47,8 @@ class Experts(nn.Module):
 
 
 def _product(
-    x_PD: torch.Tensor, weight_EFD: torch.Tensor, adapters: ExpertAdapters | None, counts_E: Sequence[int]
+    x_PD: torch.Tensor, weight_EFD: torch.Tensor, adapters: ExpertAdapters | None, groups: RowGroups
 ) -> torch.Tensor:
     """Returns the product of each expert's tokens and weight, [P, F], with that of its adapters."""
-    y_PF = grouped_linear(x_PD, weight_EFD, counts_E)
-    return y_PF if adapters is None else y_PF + adapters(x_PD, counts_E)
+    y_PF = grouped_linear(x_PD, weight_EFD, groups)
+    return y_PF if adapters is None else y_PF + adapters(x_PD, groups)

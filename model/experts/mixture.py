@@ -64,7 +64,7 @@ class MixtureOfExperts(nn.Module):
             return y_ND
         probabilities_BLE = self.spread.whole(choice.probabilities_TE.unflatten(0, shape), length)
         chosen_BLK = self.spread.whole(choice.chosen_TK.unflatten(0, shape), length)
-        balance.on_routing(self.layer, chosen_BLK)
+        balance.on_routing(self.layer, chosen_BLK, probabilities_BLE.shape[-1])
         loss = balancing_loss(probabilities_BLE, chosen_BLK, balance.counted_BL, balance.cp)
         y_ND = balance.attach(self.layer, y_ND, loss, self.num_sparse_layers, self.spread.num_shares)
         if not balance.z_weight:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeAlias
 
+import numpy as np
 import torch
 
 from ...parallel.collectives import all_gather, all_gather_dim
@@ -19,6 +20,7 @@ from ...parallel.functions import SEQUENCE, collect_sequence, deal_sequence, ent
 from ...parallel.layers import ExpertRanks
 from ...parallel.mesh import Group
 from ...parallel.row_exchange import RowExchange, return_rows, start_dispatch
+from ...parallel.row_groups import RowGroups
 from ..placement import Placement
 from ..recompute import recomputed
 from .exchange_plan import ExchangePlan, Round, plan_exchange
@@ -72,9 +74,8 @@ class SplitExperts:
         self, x_TD: torch.Tensor, choice: ExpertChoice, experts: Experts, beside: Beside
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         chosen_TK, order_TK = choice.chosen_TK.sort(dim=-1)
-        pairs = TokenPairs.by_expert(chosen_TK)
-        counts_E = chosen_TK.flatten().bincount(minlength=experts.num_experts).tolist()
-        y_PD = experts(pairs.spread(x_TD), counts_E)
+        pairs, ends_E = TokenPairs.by_expert(chosen_TK, experts.num_experts)
+        y_PD = experts(pairs.spread(x_TD), RowGroups(ends_E))
         return pairs.weighted_sum(y_PD, choice.weights_TK.gather(-1, order_TK)), beside()
 
     def leave(self, y_ND: torch.Tensor, length: int) -> torch.Tensor:
@@ -106,10 +107,9 @@ class ExchangedExperts:
         # the tokens of all ranks that share an expert; with one rank these functions do nothing
         x_TD, weights_TK = (enter_block(each, self.expert_tp, True) for each in (x_TD, choice.weights_TK))
         chosen_TK, order_TK = all_gather_dim(choice.chosen_TK, SEQUENCE, self.expert_tp).sort(dim=-1)
-        pairs = TokenPairs.by_expert(chosen_TK)
-        counts_E = chosen_TK.flatten().bincount(minlength=experts.num_experts * self.ep.size)
-        counts_RE = torch.stack(all_gather(counts_E, self.ep)).cpu().numpy()
-        plan = plan_exchange(counts_RE, self.ep.rank)
+        pairs, ends_E = TokenPairs.by_expert(chosen_TK, experts.num_experts * self.ep.size)
+        ends_RE = torch.stack(all_gather(ends_E, self.ep)).cpu().numpy().astype(np.int64)
+        plan = plan_exchange(np.diff(ends_RE, axis=1, prepend=0), self.ep.rank)
         pairs = pairs.arranged(torch.from_numpy(plan.order_P).to(x_TD.device))
         y_PD, computed = self._in_rounds(pairs.spread(x_TD), plan, experts, beside)
         sums_TD = pairs.weighted_sum(y_PD, weights_TK.gather(-1, order_TK))
@@ -142,7 +142,8 @@ class ExchangedExperts:
         exchange = RowExchange(self.ep, current.sent, current.received, order)
         arrived = start_dispatch(x_PD, exchange)
         computed = beside()
-        return return_rows(experts(arrived(), current.counts), exchange), computed
+        groups = RowGroups.of(current.counts, x_PD.device)
+        return return_rows(experts(arrived(), groups), exchange), computed
 
     def leave(self, y_ND: torch.Tensor, length: int) -> torch.Tensor:
         return y_ND if self.sequence_parallel else self.whole(y_ND, length)

@@ -27,16 +27,19 @@ class TokenPairs:
     places_TK: torch.Tensor
 
     @staticmethod
-    def by_expert(chosen_TK: torch.Tensor) -> "TokenPairs":
-        """Returns the pairs sorted by expert and, for each expert, by token.
+    def by_expert(chosen_TK: torch.Tensor, num_experts: int) -> "tuple[TokenPairs, torch.Tensor]":
+        """Returns the pairs sorted by expert and, for each expert, by token; and the end of each expert's, int32 [E].
 
         Args:
             chosen_TK: int64, the experts of each token in ascending order.
+            num_experts: E.
         """
-        pairs_P = chosen_TK.flatten().argsort(stable=True)
+        experts_P, pairs_P = chosen_TK.flatten().sort(stable=True)
+        experts_E = torch.arange(num_experts, device=experts_P.device)
+        ends_E = torch.searchsorted(experts_P, experts_E, right=True, out_int32=True)  # bincount waits for the device
         places_P = torch.empty_like(pairs_P)
         places_P[pairs_P] = torch.arange(len(pairs_P), device=pairs_P.device)
-        return TokenPairs(pairs_P // chosen_TK.shape[1], places_P.view_as(chosen_TK))
+        return TokenPairs(pairs_P // chosen_TK.shape[1], places_P.view_as(chosen_TK)), ends_E
 
     def arranged(self, order_P: torch.Tensor) -> "TokenPairs":
         """Returns the same pairs in another order, which has their present places."""

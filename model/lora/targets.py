@@ -72,6 +72,17 @@ def without_idle(table: Sequence[TensorSpec], options: LoraOptions) -> LoraOptio
     return options.model_copy(update=patterns)
 
 
+def repeating_expressions(options: LoraOptions) -> list[str]:
+    """Returns the regular expressions for names of modules that repeat a part: their match may take many steps."""
+    whole = [each for each in (options.targets, options.exclude) if isinstance(each, str) and each != ALL_LINEAR]
+    ends = [*options.rank_pattern, *options.alpha_pattern]
+    return [*filter(_repeats, whole), *map(_ending, filter(_repeats, ends))]
+
+
+def _repeats(pattern: str) -> bool:
+    return not set("*+?{").isdisjoint(pattern)
+
+
 def saved_modules(table: Sequence[TensorSpec], options: LoraOptions) -> frozenset[str]:
     """Returns the modules that `modules_to_save` names, and all modules within them.
 
@@ -115,7 +126,11 @@ def _of_pattern(patterns: Mapping[str, Number], module: str, otherwise: Number) 
 
 
 def _fits(pattern: str, module: str) -> bool:
-    return re.match(rf"(.*\.)?({pattern})$", module) is not None
+    return re.match(_ending(pattern), module) is not None
+
+
+def _ending(pattern: str) -> str:
+    return rf"(.*\.)?({pattern})$"
 
 
 def _selects(modules: Modules, name: str) -> bool:

@@ -1,6 +1,7 @@
 """Sizes and JSON, as all commands read and show them."""
 
 import json
+import re
 from collections.abc import Iterator
 
 import click
@@ -72,7 +73,9 @@ TEXTS = frozenset(  # arguments and options of plain text that are no paths
         "tokenizer train --ignore",
         "train --set",
         "plan --set",
+        "examples name",
         "generate prompt",
+        "init name",
         "generate --regex",
         "serve --cors-origin",
         "serve --host",
@@ -106,6 +109,18 @@ def test_every_path_of_a_command_refuses_an_empty_text(name: str) -> None:
                 parameter.type.convert("", parameter, None)
         elif isinstance(parameter.type, click.types.StringParamType):
             assert words in TEXTS, f"{words} takes any text: is it a path?"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_value_has_a_name_that_speaks(name: str) -> None:
+    command = COMMANDS[name].load()
+    context = click.Context(command)
+    for words, parameter in parameters(name, command):
+        if isinstance(parameter, click.Option) and parameter.is_flag:
+            continue
+        shown = parameter.make_metavar(context)
+        dumb = re.search(r"\b(INTEGER|FLOAT|TEXT|PATH|DIR|DIRECTORY|FILENAME|BOOLEAN|RANGE)\b", shown)
+        assert dumb is None, f"{words} {shown}: use SIZE, N, FOLDER, FILE, HOST:PORT, CKPT or another word that speaks"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tk.cli import machine
-from tk.cli.machine import Fact, examine, is_new_enough
+from tk.cli.machine import OLDEST_TORCH, UNTESTED_TORCH, Fact, examine
 
 
 def fact(name: str) -> Fact:
@@ -86,7 +86,24 @@ def test_gpus_that_torch_does_not_use_are_explained(
 
 
 @pytest.mark.parametrize(
-    ("version", "fits"), [("2.13.0+cpu", True), ("2.11.0", True), ("2.9.1", False), ("3.0", True), ("nightly", False)]
+    ("version", "state"),
+    [
+        ("2.13.0+cpu", "ok"),
+        ("2.11.0", "ok"),
+        ("2.9.1", "broken"),
+        ("2.14.0", "note"),
+        ("3.0", "note"),
+        ("nightly", "broken"),
+    ],
 )
-def test_versions_compare_as_numbers(version: str, fits: bool) -> None:
-    assert is_new_enough(version) is fits
+def test_versions_of_torch_compare_as_numbers(version: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    found = machine._torch()
+    assert (found.state, found.value.startswith(version)) == (state, True)
+    assert state == "ok" or found.hint.endswith("pip install 'torch>=2.11,<2.14'")
+
+
+def test_the_bounds_of_torch_are_those_of_the_installation() -> None:
+    project = tomllib.loads((Path(machine.__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    oldest, untested = (".".join(map(str, each)) for each in (OLDEST_TORCH, UNTESTED_TORCH))
+    assert f"torch>={oldest},<{untested}" in project["dependencies"]

@@ -130,6 +130,8 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
 # Scripts rely on these names. A command may offer more.
 PROMISED = {
     "demo": {"--out"},
+    "examples": {"--out", "--force"},
+    "init": {"--text", "--model", "--lora", "--minutes"},
     "train": {"--set", "--nproc", "--resume", "--dry-run"},
     "plan": {"--set", "--nproc", "--json"},
     "plot": {"-o"},
@@ -146,7 +148,7 @@ PROMISED = {
     | {"--threads", "--weight-dtype", "--follow"}
     | {"--max-running", "--max-queued", "--max-step-ms", "--drain-timeout", "--default-max-new-tokens", "--insecure"}
     | {"--max-queued-tokens", "--quota-sequences", "--quota-tokens", "--admin-port"}
-    | {"--log-format", "--log-json", "--log-prompts", "--health-port", "--otlp-endpoint"}
+    | {"--log-prompts", "--health-port", "--otlp-endpoint"}
     | {"--tls-cert", "--tls-key", "--tls-client-ca", "--tokens"}
     | {"--no-prefix-cache", "--speculate", "--metrics-port", "--metrics-host", "--slow-step-ms"},
     "top": {"--interval", "--once", "--json", "--tls", "--tls-ca", "--tls-cert", "--tls-key"},
@@ -201,7 +203,8 @@ START_UP = ("__editable__", "__main__", "_distutils_hack", "_virtualenv", "sitec
 def test_help_loads_only_its_own_modules() -> None:
     output = subprocess.run([sys.executable, "-c", HELP_MODULES], capture_output=True, text=True, check=True).stdout
     ours, tops = json.loads(output.splitlines()[-1])
-    assert ours == ["tk", "tk.cli", "tk.cli.main", "tk.core", "tk.core.errors", "tk.core.public_names"]
+    cli, core = ("tk.cli", "tk.cli.invocation", "tk.cli.main"), ("tk.core", "tk.core.errors", "tk.core.public_names")
+    assert ours == ["tk", *cli, *core]
     assert {name for name in tops if not name.startswith(START_UP)} <= {"tk", "click", "typing_extensions"}
 
 

@@ -1,4 +1,4 @@
-"""Sixty-four typical mistakes of users: each message says what is wrong, where, and what would be right."""
+"""Typical mistakes of users, 64 and more: each message says what is wrong, where, and what would be right."""
 
 import re
 import shlex
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tk.cli.main import main
+from tk.cli.main import COMMANDS, main
 from tk.infer.client import connection
 from tk.tests.cli.mistakes.in_process import InProcess
 from tk.tests.cli.mistakes.mistake import Mistake
@@ -24,6 +24,8 @@ from tk.train.launch import launcher
 MISTAKES = OF_TEXT | OF_RUNS | OF_CHECKPOINTS | OF_SERVERS
 NUM_MISTAKES = 64
 LONGEST = 110  # words of a message
+FOUND_BY_RANKS = ("another model in the run's folder", "a new run in an old folder", "a learning rate that is too high")
+WITHOUT = {"demo", "examples", "init"}  # tests/cli/test_demo.py, test_examples.py and test_init.py have theirs
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def _prepare(mistake: Mistake, world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the row's files and surroundings; no rank is started if the row needs none."""
+    """Makes the row's files and surroundings."""
     for name, content in mistake.files.items():
         path = world / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,18 +53,10 @@ def _prepare(mistake: Mistake, world: Path, monkeypatch: pytest.MonkeyPatch) -> 
     if mistake.absent:
         monkeypatch.setitem(sys.modules, mistake.absent, None)
     monkeypatch.setattr(connection, "FIRST_PAUSE_SECONDS", 0.0)  # a server that is not there stays away
-    if not mistake.processes:
-        monkeypatch.setattr(launcher, "Launcher", InProcess)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.matrix] * row.processes) for name, row in MISTAKES.items()]
-)
-def test_a_message_says_what_is_wrong_where_and_what_would_be_right(
-    name: str, world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mistake = MISTAKES[name]
-    _prepare(mistake, world, monkeypatch)
+def _check(mistake: Mistake, capsys: pytest.CaptureFixture[str]) -> None:
+    """Makes the mistake, and compares message and exit code with the row."""
     capsys.readouterr()
     with serving(mistake.server) if mistake.server else nullcontext("") as address:
         port = address.rpartition(":")[2]
@@ -74,3 +68,29 @@ def test_a_message_says_what_is_wrong_where_and_what_would_be_right(
     assert code == mistake.code, message
     assert "Traceback" not in message
     assert len(shown.err.split()) <= LONGEST, "a message is one readable paragraph"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.matrix] * row.processes) for name, row in MISTAKES.items()]
+)
+def test_a_message_says_what_is_wrong_where_and_what_would_be_right(
+    name: str, world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _prepare(MISTAKES[name], world, monkeypatch)
+    if not MISTAKES[name].processes:
+        monkeypatch.setattr(launcher, "Launcher", InProcess)
+    _check(MISTAKES[name], capsys)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", FOUND_BY_RANKS)
+def test_what_a_rank_finds_comes_through_its_launcher(
+    name: str, world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _prepare(MISTAKES[name], world, monkeypatch)
+    _check(MISTAKES[name], capsys)
+
+
+def test_every_command_has_a_mistake() -> None:
+    assert len(MISTAKES) >= NUM_MISTAKES
+    assert {shlex.split(each.command)[0] for each in MISTAKES.values()} >= COMMANDS.keys() - WITHOUT

@@ -18,7 +18,7 @@ from tk.core.background_log import MOST_WAITING, BackgroundLines
 LOGGING = """
 import logging, sys, time
 from tk.core.background_log import background_log
-with background_log(as_json="json" in sys.argv):
+with background_log("json" if "json" in sys.argv else "text"):
     log = logging.getLogger("tk.infer.serve")
     for number in range(int(sys.argv[1])):
         log.info("line %d", number, extra={"fields": {"number": number}})
@@ -92,7 +92,7 @@ def test_a_process_that_ends_has_written_every_line(form: str, tmp_path: Path) -
         assert others == ["a fault", "theirs"], "all lines are JSON"
     else:
         assert [line for line in lines if line.startswith("line")] == [f"line {number}" for number in range(5000)]
-        assert lines[5000:-1] == ["a fault", "theirs"]
+        assert lines[5000:-1] == ["error: a fault", "warning: theirs"]
     assert "a detail" not in ended.stderr
     assert "the end" in lines[-1], "afterwards the log is as before"
 

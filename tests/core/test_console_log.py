@@ -19,7 +19,7 @@ def test_messages_are_plain_lines_and_come_once(capsys: pytest.CaptureFixture[st
 
 def test_messages_are_json_where_asked(capsys: pytest.CaptureFixture[str]) -> None:
     show_log()
-    show_log(as_json=True)
+    show_log("json")
     log = logging.getLogger("tk.infer")
     log.info("listening on %s", "here")
     log.info("not shown", extra={"fields": {"status": "OK", "tokens": 3}})

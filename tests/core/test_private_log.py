@@ -8,7 +8,7 @@ import pytest
 FAILING = """
 import asyncio, gc, logging, os, sys, threading, warnings
 from tk.core.background_log import background_log
-from tk.core.console_log import show_log, show_log_as, shown_format
+from tk.core.console_log import show_log, shown_form
 
 SECRET = "a se" + "cret"
 
@@ -45,14 +45,14 @@ def all_ways():
     thread.join()
     Finalized()
     asyncio.run(forget())
-    log.info("the format is %s, gRPC prints %s", shown_format(), os.environ["GRPC_VERBOSITY"])
+    log.info("the format is %s, gRPC prints %s", shown_form(), os.environ["GRPC_VERBOSITY"])
 
 how = sys.argv[1:]
 if "background" in how:
-    with background_log("json" in how, is_private=True):
+    with background_log(f"private {how[0]}"):
         all_ways()
 else:
-    show_log_as("private json" if "json" in how else "private text")
+    show_log(f"private {how[0]}")
     all_ways()
 fail()
 """

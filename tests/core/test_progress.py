@@ -30,13 +30,12 @@ def test_counts_are_written(number: int, text: str) -> None:
 
 
 def test_plain_progress_prints_now_and_then_and_at_the_end() -> None:
-    clock, stream = Clock(0.0), io.StringIO()
-    progress = PlainProgress("train", 100, done=20, stream=stream, clock=clock, interval=5.0)
+    clock, lines = Clock(0.0), list[str]()
+    progress = PlainProgress("train", 100, done=20, say=lines.append, clock=clock, interval=5.0)
     for _ in range(40):
         clock.now += 1.0
         progress.advance(2, status="loss 3.1")
     progress.finish()
-    lines = stream.getvalue().splitlines()
     assert len(lines) == 8
     assert lines[0] == "train: 30 of 100, loss 3.1, 35.0 s left"
     assert lines[-1] == "train: 100 of 100, loss 3.1, took 40.0 s"

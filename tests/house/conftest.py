@@ -1,5 +1,6 @@
 """Fixtures: the source tree, over which the tests of the house iterate."""
 
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,16 @@ def sources() -> list[Path]:
     files = list(package_files())
     assert len(files) > len(ROOMS)
     return files
+
+
+@pytest.fixture(scope="session")
+def tracked() -> list[str]:
+    """The files that git knows, relative to the root. Without git, as in an unpacked sdist, the test is skipped."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no checkout of git")
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    return sorted(name for name in listed if name and (ROOT / name).is_file())
 
 
 @pytest.fixture(scope="session")

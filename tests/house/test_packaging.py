@@ -1,18 +1,15 @@
 """The package that is installed, its dependencies, and the pins of the lock."""
 
 import ast
-import os
 import re
-import shutil
-import subprocess
 import sys
-import zipfile
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -21,8 +18,6 @@ import tk
 import tk.checkpoint
 import tk.infer
 import tk.train
-from tk.infer.serve.openai.page.files import FILES as PAGE_FILES
-from tk.tests.house.conftest import ROOMS
 from tk.tests.house.syntax import nodes
 
 OUTSIDE = frozenset({"tests", "benchmarks", "docs", "examples", "scripts", "runs", "build"})
@@ -91,6 +86,44 @@ def test_the_lock_meets_the_declared_bounds(root: Path, project: dict[str, Any])
     assert wrong == []
 
 
+def test_torch_grpc_and_protobuf_have_upper_bounds_that_the_lock_reaches(root: Path, project: dict[str, Any]) -> None:
+    """The release that was tested is allowed, and the next one, which was not, is refused."""
+    locked = dict(pins(root))
+    bounded = {name: r for name, r in requirements(project).items() if re.match("torch|grpcio|protobuf", name)}
+    assert len(bounded) == 6
+    for name, requirement in bounded.items():
+        tested = locked[name]
+        following = f"{tested.major + 1}.0" if name == "protobuf" else f"{tested.major}.{tested.minor + 1}.0"
+        assert requirement.specifier.contains(tested)
+        assert not requirement.specifier.contains(following), f"{requirement}: {following} was not tested"
+
+
+def test_the_version_has_a_section_in_the_changelog(root: Path) -> None:
+    headings = re.findall(r"^## (.*)$", (root / "CHANGELOG.md").read_text(), re.MULTILINE)
+    sections = [re.fullmatch(r"(\S+) \((not released yet|\d{4}-\d\d-\d\d)\)", heading) for heading in headings]
+    assert None not in sections, f"each heading is a version and its day of release: {headings}"
+    versions = [Version(section[1]) for section in sections if section]
+    assert versions[0] == Version(tk.__version__), "the newest section is this version's"
+    assert versions == sorted(set(versions), reverse=True)
+
+
+def test_the_pythons_that_are_named_are_those_of_the_workflow(root: Path, project: dict[str, Any]) -> None:
+    declared = project["project"]
+    minors = [found[1] for each in declared["classifiers"] if (found := re.search(r":: (3\.\d+)$", each))]
+    workflow = yaml.safe_load((root / ".github" / "workflows" / "ci.yml").read_text())
+    assert minors == workflow["jobs"]["ci"]["strategy"]["matrix"]["python"]
+    assert declared["requires-python"] == f">={minors[0]}"
+    page = (root / "docs" / "install.md").read_text()
+    assert f"Python {', '.join(minors[:-1])} and {minors[-1]}" in page
+
+
+def test_the_install_page_has_every_extra_and_the_bounds_of_torch(root: Path, project: dict[str, Any]) -> None:
+    page = (root / "docs" / "install.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| ", page, re.MULTILINE)
+    assert sorted(rows) == sorted(set(project["project"]["optional-dependencies"]))
+    assert f"'{project['project']['dependencies'][0]}'" in page
+
+
 def test_the_lock_names_torch_first_and_no_cuda(root: Path) -> None:
     names = [name for name, _ in pins(root)]
     assert pins(root)[0] == ("torch", Version("2.13.0"))
@@ -105,37 +138,6 @@ def test_generated_code_runs_with_the_oldest_runtime_declared(root: Path, projec
         versions = {Version(found) for found in re.findall(pattern, generated, re.MULTILINE)}
         assert len(versions) == 1, f"{name}: run `make proto`"
         assert requirements(project)[name].specifier.contains(max(versions))
-
-
-def test_the_wheel_holds_tk_and_nothing_else(root: Path, project: dict[str, Any], tmp_path: Path) -> None:
-    ignored = shutil.ignore_patterns(".*", "runs", "tests", "*.egg-info", "__pycache__", "build")
-    shutil.copytree(root, tmp_path / "source", ignore=ignored)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    command += ["--disable-pip-version-check", "--wheel-dir", str(tmp_path), str(tmp_path / "source")]
-    subprocess.run(command, check=True, env={**os.environ, "PIP_NO_INDEX": "1"})
-    (wheel,) = tmp_path.glob("tk_lm-*.whl")
-    assert wheel.name == f"tk_lm-{tk.__version__}-py3-none-any.whl"
-    files = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    packages = project["tool"]["setuptools"]["packages"]
-    folders = {Path(*name.split(".")) for name in packages}
-    native = {f"tk/{path.relative_to(root)}" for room in ROOMS for path in (root / room).rglob("*.[ch]")}
-    assert {Path(name).parent for name in files - native} <= folders
-    assert native <= files
-    assert {f"tk/infer/serve/openai/page/{name}" for _, name, _ in PAGE_FILES} <= files
-    assert {"tk/py.typed", "tk/__main__.py", "tk/proto/v1/generation.proto", "tk/proto/v1/generation_pb2.pyi"} <= files
-
-
-def test_no_line_installs_tk_by_its_name(root: Path) -> None:
-    """Until it is published, an index would answer the name with nothing, or with a stranger's package."""
-    listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout.split()
-    lines = [
-        f"{name}: {line}"
-        for name in listed
-        if (root / name).suffix not in (".png", ".safetensors") and (root / name).is_file()
-        for line in (root / name).read_text(errors="replace").splitlines()
-        if re.search(r"(install|download|uv add).*\btk-(lm|toolkit)", line)
-    ]
-    assert not lines
 
 
 def test_public_names_are_the_promised_ones() -> None:

@@ -64,7 +64,10 @@ def compare_at_cp() -> None:
     loss = balancing_loss(part, chosen[:, mine], balance.counted_BL, group)
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(torch.autograd.grad(loss, part)[0], expected_grad[:, mine])
-    balance.on_routing(4, chosen[:, mine])
+    balance.on_routing(4, chosen[:, mine], 6)
+    counts_LE = torch.zeros(5, 6, dtype=torch.float64)
+    balance.add_counts(counts_LE)
+    assert all_reduce(counts_LE, group)[4].long().equal(chosen[counted].flatten().bincount(minlength=6))
     balance.attach(4, part, loss, 1, 1)
     balance.attach_z(4, part, probabilities[:, mine, 0], 1, 1)
     totals = [float(balance.routing()), float(balance.total()), float(balance.z_total())]

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from tk.checkpoint import Checkpoint
 from tk.core.errors import CheckpointError, ShapeMismatch
 from tk.model.config import ModelConfig
+from tk.model.lora.quick_patterns import require_quick
 from tk.model.stored_adapter import StoredAdapter
 from tk.tests.model.architectures import ENTRIES
 from tk.tests.model.lora.peft_adapters import make_with_peft, with_config
@@ -79,6 +81,13 @@ def test_another_architecture_and_orientation_are_refused(adapter: Path) -> None
         stored(adapter).decoder(config_of("gpt2"))
     with pytest.raises(ShapeMismatch, match=r"fan_in_fan_out = true, but weights of llama are stored \[out, in\]"):
         stored(with_config(adapter, fan_in_fan_out=True)).decoder(config_of("llama3"))
+
+
+def test_a_regular_expression_that_does_not_end_is_refused(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = partial(require_quick, seconds=1.0)
+    monkeypatch.setattr("tk.model.stored_adapter.require_quick", quick)
+    with pytest.raises(ShapeMismatch, match="takes more than 1 s"):
+        stored(with_config(adapter, target_modules=r"([\w.]+)+!")).decoder(config_of("llama3"))
 
 
 def test_entries_that_select_nothing_are_no_error(adapter: Path) -> None:

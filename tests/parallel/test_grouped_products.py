@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from tk.parallel import products
 from tk.parallel.grouped_products import grouped_linear
+from tk.parallel.row_groups import RowGroups
 
 SIZES = [(64, 96), (33, 17)]  # rows of 16 bytes' multiples, which torch's product of all groups takes, and others
 COUNTS = [(5, 0, 30, 0, 1), (0, 0, 40, 0, 0), (0, 0, 0, 0, 0)]
@@ -43,7 +44,7 @@ def test_each_group_has_the_bits_of_a_linear_layer(
 ) -> None:
     values, drawn_weight, grad = draw(sum(counts), sizes, dtype)
     (x, weight), (other_x, other_weight) = ((trained(values, dtype), trained(drawn_weight, dtype)) for _ in range(2))
-    y, expected = grouped_linear(x, weight, counts), one_by_one(other_x, other_weight, counts)
+    y, expected = grouped_linear(x, weight, RowGroups.of(counts, x.device)), one_by_one(other_x, other_weight, counts)
     y.backward(grad)
     expected.backward(grad)
     assert torch.equal(y, expected)
@@ -58,7 +59,10 @@ def test_a_cpu_without_kernels_multiplies_in_fp32(monkeypatch: pytest.MonkeyPatc
     (x, weight), (wide_x, wide_weight) = (
         (trained(values, dtype), trained(drawn_weight, dtype)) for dtype in (torch.bfloat16, torch.double)
     )
-    y, expected = grouped_linear(x, weight, COUNTS[0]), one_by_one(wide_x, wide_weight, COUNTS[0])
+    y, expected = (
+        grouped_linear(x, weight, RowGroups.of(COUNTS[0], x.device)),
+        one_by_one(wide_x, wide_weight, COUNTS[0]),
+    )
     y.backward(grad)
     expected.backward(grad.double())
     pairs = [(y, expected), (gradient(x), gradient(wide_x)), (gradient(weight), gradient(wide_weight))]
@@ -68,6 +72,6 @@ def test_a_cpu_without_kernels_multiplies_in_fp32(monkeypatch: pytest.MonkeyPatc
 
 def test_gradients_that_are_not_wanted_are_not_computed() -> None:
     x, weight, _ = draw(36, SIZES[0], torch.float32)
-    grouped_linear(x, weight.requires_grad_(), COUNTS[0]).sum().backward()
+    grouped_linear(x, weight.requires_grad_(), RowGroups.of(COUNTS[0], x.device)).sum().backward()
     assert x.grad is None
     assert weight.grad is not None

@@ -70,3 +70,10 @@ def test_the_node_example_streams_a_prompt_and_reports_a_refusal(node: Path, own
         out, err = process.communicate(timeout=WAIT_SECONDS)
     assert (process.returncode, out) == (1, "")
     assert err.startswith("INVALID_ARGUMENT: ")
+
+
+def test_a_node_client_without_its_arguments_asks_for_them(node: Path) -> None:
+    with start(node, EXAMPLE) as process:
+        _, err = process.communicate(timeout=WAIT_SECONDS)
+    assert (process.returncode, err.count("\n")) == (2, 1)
+    assert "node client.js HOST:PORT" in err

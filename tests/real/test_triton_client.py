@@ -14,6 +14,7 @@ from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.serve.access.tokens import Caller, line_of, token_digest
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import AdminStub
+from tk.tests.docs.blocks import all_blocks
 from tk.tests.infer.serve.serving import WAIT_SECONDS, Serving
 
 pytestmark = pytest.mark.real
@@ -57,6 +58,14 @@ def test_tritonclient_works_unchanged(triton: Path, tiny: Path, tmp_path: Path) 
     assert found["cancelled"] == "StatusCode.CANCELLED"
     assert (report.used, report.leaked, list(report.problems)) == (0, 0, [])
     check_refusals(found["refused"])
+
+
+def test_the_example_of_the_page_runs(triton: Path, own: Serving) -> None:
+    [block] = [each for each in all_blocks() if (each.page, each.kind) == ("docs/open-inference.md", "python")]
+    code = block.code.replace("127.0.0.1:50051", own.target)
+    done = subprocess.run([triton, "-c", code], capture_output=True, text=True, timeout=WAIT_SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
 
 
 def check_refusals(refused: dict[str, tuple[str, str]]) -> None:

@@ -10,14 +10,16 @@ import torch
 
 from tk.checkpoint.read.reader import Checkpoint
 from tk.core.config import parse
+from tk.core.local_params import Piece
 from tk.parity.measure import ParityTrainer
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.tests.train.run_training import make_trainer, run_training
 from tk.train.config.train_config import TrainConfig
+from tk.train.run.trainer import Trainer
 from tk.train.state.progress import StepResult
 
-STEPS = 4
+STEPS, FEW_STEPS = 50, 4
 LORA: dict[str, Any] = {"rank": 4, "alpha": 8}
 EXPERTS = {"architecture": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 SHARED = {"architecture": "glm4_moe", "moe_intermediate_size": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
@@ -78,6 +80,25 @@ def adapting(base: Path, configure: Configure, run: str, sections: dict[str, Any
     return config
 
 
+def changed(trainer: Trainer, base: Checkpoint) -> list[str]:
+    """Returns the frozen tensors of this rank that are not those of the base."""
+    buffers, found = trainer.engine.buffers, []
+
+    def compare(piece: Piece, begin: int, values: torch.Tensor) -> None:
+        expected = base.read(piece.tensor.alias or piece.tensor.name).torch()[piece.box.slices].reshape(-1)
+        if not torch.equal(values, expected[begin : begin + values.numel()].to(values.dtype)):
+            found.append(piece.tensor.name)
+
+    for shard in buffers.frozen_shards:
+        compare(shard.piece, shard.flat[0], buffers.read_frozen(shard, *shard.flat))
+    for local in buffers.unsharded:
+        flat = buffers.unsharded_tensor(local).detach().view(-1)
+        for piece in local.pieces:
+            compare(piece, 0, flat[piece.start : piece.start + piece.box.size])
+    assert buffers.frozen_shards or buffers.unsharded
+    return found
+
+
 def train_adapter(config: dict[str, Any]) -> dict[str, Any]:
     """Trains on this rank; returns losses and gradient norms, and the frozen tensors that are not those of the base."""
     found: dict[str, Any] = {"loss": [], "grad_norm": [], "changed": []}
@@ -88,14 +109,7 @@ def train_adapter(config: dict[str, Any]) -> dict[str, Any]:
 
     trainer = make_trainer(config, on_step=on_step)
     trainer.fit()
-    base = Checkpoint.open(config["model"]["init"])
-    frozen = [(stage, local) for stage in trainer.stages for local in stage.local_params() if not local.trainable]
-    for stage, local in frozen if trainer.config.zero.stage < 3 else ():
-        flat = stage.get_parameter(local.name).detach().view(-1)
-        for piece in local.pieces:
-            values = base.read(piece.tensor.alias or piece.tensor.name).torch()[piece.box.slices].reshape(-1)
-            if not torch.equal(flat[piece.start : piece.start + piece.box.size], values):
-                found["changed"].append(piece.tensor.name)
+    found["changed"] = changed(trainer, Checkpoint.open(config["model"]["init"]))
     return found
 
 
@@ -107,7 +121,7 @@ def test_a_run_with_adapters_is_that_of_one_process(
 ) -> None:
     sections = {"lora": LORA, "optimizer": {"lr": 1e-2}} | LAYOUTS[name]
     sections["lora"] = LORA | sections["lora"]
-    sections["train"] = {"steps": STEPS}
+    sections["train"] = {"steps": FEW_STEPS if name in FAST else STEPS}
     base = base_of(bases, configure, sections)
     alike = {key: values for key, values in sections.items() if key in (*MODEL, "train", "optimizer")}
     expected = train_adapter(adapting(base, configure, "one", alike))
@@ -172,7 +186,7 @@ def test_an_evaluation_and_each_step_have_the_dropout_that_they_should(configure
 @pytest.mark.matrix  # tests/parallel/test_adapters.py has the products
 def test_half_precision_trains_adapters_over_ranks(rank_pool: RankPool, configure: Configure, bases: Path) -> None:
     sections: dict[str, Any] = {"lora": LORA | {"dropout": 0.1}, "precision": {"params": "bf16"}}
-    sections |= {"optimizer": {"lr": 1e-2}, "train": {"steps": STEPS}}
+    sections |= {"optimizer": {"lr": 1e-2}, "train": {"steps": FEW_STEPS}}
     base = base_of(bases, configure, sections)
     expected = train_adapter(adapting(base, configure, "one", sections))["loss"]
     layout = {"parallel": {"tp": 2, "sequence_parallel": True}, "zero": {"stage": 3}}

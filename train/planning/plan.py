@@ -147,8 +147,9 @@ def _check_memory(run: PlannedRun, ranks: Sequence[int], here: bool) -> list[str
     needed, available = sum(ranks) * run.layout.stage_size, machine_memory()
     if needed <= available or count_gpus():
         return []
+    verb = "needs" if run.layout.world_size == 1 else "need"
     text = (
-        f"{format_count(run.layout.world_size, 'rank')} of at most {format_bytes(max(ranks))} need "
+        f"{format_count(run.layout.world_size, 'rank')} of at most {format_bytes(max(ranks))} {verb} "
         f"{format_bytes(needed)} of memory, and this machine has {format_bytes(available)}."
     )
     if here:

@@ -11,12 +11,13 @@ from ...core.errors import ConfigError
 from ...core.line_chart import Curve, Panel, Points, draw_panels
 from .run_files import METRICS
 
+KINDS: Final = ("training", "held-out")  # of a panel's first and second curve; the second is dashed
 PANELS: Final = (
-    ("loss", ("loss", "eval_loss")),
-    ("learning rate", ("lr",)),
-    ("gradient norm", ("grad_norm",)),
-    ("tokens per second", ("tokens_per_second",)),
-)  # a panel's second curve is dashed
+    ("loss", ("loss", "eval_loss"), "loss (nats per token)"),
+    ("learning rate", ("lr",), "learning rate (no unit)"),
+    ("gradient norm", ("grad_norm",), "L2 norm before clipping (no unit)"),
+    ("throughput", ("tokens_per_second",), "tokens per second"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +49,21 @@ def read_run(path: Path) -> Run:
         for name, value in values.items():
             if isinstance(value, int | float) and math.isfinite(value):
                 curves.setdefault(name, []).append((step, float(value)))
-    if not any(name in curves for _, names in PANELS for name in names):
+    if not any(name in curves for _, names, _ in PANELS for name in names):
         raise ConfigError(f"{file} has no metrics yet: the first are written after step 1.")
     return Run(str(path), curves)
 
 
 def draw(runs: Sequence[Run]) -> str:
     """Returns the text of an SVG file with all panels, each run in a colour of its own."""
-    return draw_panels([_panel(title, names, runs) for title, names in PANELS], [run.name for run in runs])
+    return draw_panels([_panel(title, names, up, runs) for title, names, up in PANELS], [run.name for run in runs])
 
 
-def _panel(title: str, names: Sequence[str], runs: Sequence[Run]) -> Panel:
+def _panel(title: str, names: Sequence[str], up: str, runs: Sequence[Run]) -> Panel:
     lines = [
-        Curve(points, colour, dashed=number > 0)
+        Curve(points, colour, dashed=number > 0, kind=KINDS[number] if len(names) > 1 else "")
         for colour, run in enumerate(runs)
         for number, name in enumerate(names)
         if (points := run.curves.get(name))
     ]
-    return Panel(title, lines)
+    return Panel(title, lines, "training step", up)

@@ -12,7 +12,7 @@ const grpc = require('@grpc/grpc-js')
 const protoLoader = require('@grpc/proto-loader')
 const health = require('grpc-health-check')
 
-const PROTO = path.join(__dirname, '../../../proto/v1/generation.proto')
+const PROTO = path.join(__dirname, '../generation.proto')
 const LOADING = { keepCase: true, longs: String, enums: String, defaults: true, oneofs: true }
 const tk = grpc.loadPackageDefinition(protoLoader.loadSync(PROTO, LOADING)).tk.v1
 const details = protoLoader.loadSync(path.join(__dirname, 'error_details.proto'), LOADING)
@@ -96,6 +96,11 @@ function describe (error) {
 }
 
 async function main ([target, prompt]) {
+  if (prompt === undefined) {
+    console.error("Give the address of a server and a prompt: node client.js HOST:PORT 'def main('")
+    process.exitCode = 2
+    return
+  }
   const ca = process.env.TK_CA && fs.readFileSync(process.env.TK_CA)
   const client = new Client(target, { token: process.env.TK_TOKEN, ca })
   try {

@@ -1,7 +1,7 @@
 """A client of `tk serve` for any Python with grpcio alone: no tk, no torch.
 
     pip install grpcio grpcio-tools grpcio-status googleapis-common-protos
-    python -m grpc_tools.protoc -I proto/v1 --python_out=. --grpc_python_out=. generation.proto
+    python -m grpc_tools.protoc -I .. --python_out=. --grpc_python_out=. generation.proto
     python client.py HOST:PORT 'def main('
 
 TK_TOKEN is the caller's token, TK_CA the PEM file of the server's authority; without TK_CA nothing is encrypted.
@@ -65,4 +65,6 @@ def main(target: str, prompt: str) -> int:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("Give the address of a server and a prompt: python client.py HOST:PORT 'def main('")
     sys.exit(main(*sys.argv[1:]))

@@ -16,7 +16,7 @@ from .... import __version__
 from ....checkpoint import Checkpoint
 from ....checkpoint.format.manifest import MANIFEST
 from ....core import dtypes
-from ....core.console_log import shown_format
+from ....core.console_log import shown_form
 from ....core.errors import ConfigError
 from ....core.given_paths import as_path
 from ....core.machine_memory import free_memory
@@ -135,7 +135,7 @@ class ModelSource:
             weight_dtype=self.memory.weight_dtype,
             num_twins=self.memory.num_twins,
             on_gpus=on_gpus(self.options),
-            log=shown_format(),
+            log=shown_form(),
             adapter_slots=self.memory.adapter_slots,
             max_adapter_rank=self.memory.max_adapter_rank,
         )

@@ -4,7 +4,6 @@ The worker loads its part of the model, reports that it is ready, and carries ou
 about requests is the content of the cache and the slots of the persistent batch.
 """
 
-import logging
 import socket
 import sys
 from collections import deque
@@ -17,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from ....checkpoint import Checkpoint
-from ....core.console_log import show_log_as
+from ....core.console_log import quieter, show_log
 from ....core.defects import known_or_defect
 from ....core.dtypes import by_name
 from ....core.errors import CheckpointError, TkError, WorkerDied
@@ -91,7 +90,7 @@ def _serve(
         return
     job = Job(**start.values)
     if job.log:  # of what every rank does alike, one shows the progress
-        show_log_as(job.log, logging.WARNING if job.rank else logging.INFO)
+        show_log(quieter(job.log) if job.rank else job.log)
     backend = prepare_backend(job)
     ready = {"kernels": backend.kernels, "kv_bytes": backend.kv_bytes, "samples": backend.samples}
     send(connection, Frame("ready", ready))

@@ -59,7 +59,7 @@ def _half(world: Path) -> None:
 
 OF_CHECKPOINTS: Final[dict[str, Mistake]] = {
     "a path with a typo": Mistake(
-        "inspect runs/dmeo", 3, "does not exist", "runs/dmeo", "a step folder, a run folder", "does-not-exist"
+        "inspect runs/dmeo", 3, "does not exist", "runs/dmeo", "did you mean runs/demo", "does-not-exist"
     ),
     "a model of the hub": Mistake(
         "inspect meta-llama/Llama-3.2-1B", 3, "does not exist", "meta-llama", "hf download", "does-not-exist"

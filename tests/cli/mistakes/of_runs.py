@@ -16,7 +16,12 @@ OF_RUNS: Final[dict[str, Mistake]] = {
         "train train.toml --epochs 3", 2, "no such option", "--epochs", "--set train.steps", "no-such-option"
     ),
     "a configuration that does not exist": Mistake(
-        "train nowhere.toml", 2, "cannot read", r"nowhere\.toml", "name a TOML file", "cannot-read-the-configuration"
+        "train trian.toml",
+        2,
+        "cannot read",
+        r"trian\.toml",
+        r"did you mean train\.toml",
+        "cannot-read-the-configuration",
     ),
     "a folder for a configuration": Mistake(
         "train runs/demo", 2, "is a directory", "runs/demo", "not its folder", "cannot-read-the-configuration"
@@ -156,7 +161,7 @@ OF_RUNS: Final[dict[str, Mistake]] = {
         1,
         "nothing fits into 100 KiB",
         "largest part left is",
-        "a rank needs",
+        "allow more, or make the model",
         "needs-memory",
     ),
     "a size with a space": Mistake(
@@ -216,7 +221,7 @@ OF_RUNS: Final[dict[str, Mistake]] = {
         2,
         "needs the extra `plot`",
         r"curves\.png",
-        "pip install 'resvg",
+        "pip install.*resvg-py",
         "needs-the-extra",
         absent="resvg_py",
     ),
@@ -232,7 +237,7 @@ OF_RUNS: Final[dict[str, Mistake]] = {
     "too little shared memory": Mistake(
         "doctor",
         0,
-        r"/dev/shm [^/]* note",
+        r"! +/dev/shm",
         "/dev/shm",
         "docker run --shm-size",
         "devshm",

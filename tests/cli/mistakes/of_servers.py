@@ -264,7 +264,7 @@ OF_SERVERS: Final[dict[str, Mistake]] = {
         1,
         "is not loaded",
         "'sql'",
-        "loaded are",
+        "load it first, or name another",
         "not-an-adapter",
         server="plain",
     ),
@@ -277,7 +277,7 @@ OF_SERVERS: Final[dict[str, Mistake]] = {
         "has-no-chat-template",
     ),
     "a prompt without quotes": Mistake(
-        "generate runs/demo hello world", 2, "unexpected extra argument", r"\(world\)", "--help", "missing-option"
+        "generate runs/demo hello world", 2, "unexpected extra argument", r"\(world\)", "needs quotes", "missing-option"
     ),
     "a name with a space": Mistake(
         "token 'team a' --tokens made.txt", 2, "cannot be the name", "'team a'", "as in team-a", "needs-a-token"

@@ -14,7 +14,7 @@ OF_TEXT: Final[dict[str, Mistake]] = {
         2,
         "does not exist",
         "bookz",
-        "an input is a file, a folder, or the word 'stdlib'",
+        "an input is a file, a folder, .*did you mean books",
         "does-not-exist",
     ),
     "a vocabulary without room for all bytes": Mistake(
@@ -93,7 +93,7 @@ OF_TEXT: Final[dict[str, Mistake]] = {
         2,
         "need the extra `parquet`",
         r"rows\.parquet",
-        "pip install 'pyarrow",
+        "pip install.*pyarrow",
         "needs-the-extra",
         files={"rows.parquet": b"PAR1"},
         absent="pyarrow",

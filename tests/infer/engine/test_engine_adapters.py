@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import select
 import shutil
 import signal
 import time
@@ -215,7 +216,7 @@ def test_a_worker_that_dies_while_it_packs_fails_that_load_alone(
         lost = held.load(two[1])
         assert held.tokens("a") == expected
         with held.asking(0):
-            os.kill(held.engine.worker_process_ids[0], signal.SIGKILL)
+            kill(held.engine.worker_process_ids[0])
         with pytest.raises(WorkerDied, match="ended before"):
             lost.result(60)
         held.answer("")  # the new worker loads what had a name
@@ -224,6 +225,14 @@ def test_a_worker_that_dies_while_it_packs_fails_that_load_alone(
         other = held.load(two[1])
         held.answer("")
         assert other.result(60) != info
+
+
+def kill(process_id: int) -> None:
+    """Kills a process and waits for its end: a word for the next one would go to it while it reads its pipe."""
+    handle = os.pidfd_open(process_id)
+    os.kill(process_id, signal.SIGKILL)
+    assert select.select([handle], [], [], 20)[0], "it did not end"
+    os.close(handle)
 
 
 def again(held: HeldLoads, adapter: str) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tk.model.experts.token_pairs import TokenPairs
+from tk.parallel.row_groups import RowGroups
 
 TOKENS, EXPERTS, TOP_K, WIDTH = 50, 6, 3, 4
 
@@ -18,7 +19,7 @@ def draw() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("arranged", [False, True])
 def test_sums_and_gradients_are_those_of_one_expert_after_another(arranged: bool) -> None:
     x_TD, chosen_TK, weights_TK = draw()
-    pairs = TokenPairs.by_expert(chosen_TK)
+    pairs, _ = TokenPairs.by_expert(chosen_TK, EXPERTS)
     experts_P = chosen_TK.flatten().sort(stable=True).values
     if arranged:
         order_P = torch.randperm(len(experts_P), generator=torch.Generator().manual_seed(1))
@@ -38,7 +39,7 @@ def test_sums_and_gradients_are_those_of_one_expert_after_another(arranged: bool
 def test_the_order_of_pairs_changes_no_bits() -> None:
     """Ranks send their pairs in other orders; the sum of a token's outputs, and of its gradients, must not change."""
     x_TD, chosen_TK, weights_TK = draw()
-    plain = TokenPairs.by_expert(chosen_TK)
+    plain, _ = TokenPairs.by_expert(chosen_TK, EXPERTS)
     order_P = torch.randperm(TOKENS * TOP_K, generator=torch.Generator().manual_seed(1))
     outputs_PD = torch.randn(TOKENS * TOP_K, WIDTH, generator=torch.Generator().manual_seed(2))
     found = []
@@ -54,15 +55,16 @@ def test_the_order_of_pairs_changes_no_bits() -> None:
 
 def test_pairs_are_sorted_by_expert_and_token() -> None:
     _, chosen_TK, _ = draw()
-    pairs = TokenPairs.by_expert(chosen_TK)
+    pairs, ends_E = TokenPairs.by_expert(chosen_TK, EXPERTS + 2)
     experts_P = chosen_TK.flatten().sort(stable=True).values
+    assert RowGroups(ends_E).counts == tuple(experts_P.bincount(minlength=EXPERTS + 2).tolist())
     assert (chosen_TK[pairs.tokens_P] == experts_P.unsqueeze(1)).any(dim=1).all()
     keys_P = experts_P * TOKENS + pairs.tokens_P
     assert keys_P.equal(keys_P.sort().values)
 
 
 def test_bf16_is_summed_in_fp32_and_rounded_once() -> None:
-    pairs = TokenPairs.by_expert(torch.tensor([[0, 1, 2]]))
+    pairs, _ = TokenPairs.by_expert(torch.tensor([[0, 1, 2]]), 3)
     y_PD = torch.tensor([[256.0], [0.6], [0.6]]).bfloat16()
     assert pairs.weighted_sum(y_PD, torch.ones(1, 3)).item() == 258.0, "256 + 0.6 alone would be 256"
     x_TD = torch.zeros(1, 1, dtype=torch.bfloat16, requires_grad=True)

@@ -58,6 +58,27 @@ def test_every_run_has_its_curves_and_its_colour(tmp_path: Path) -> None:
     assert all(text.count(colour) >= 5 for colour in COLOURS[:2])
 
 
+def texts(root: ElementTree.Element, panel: int) -> list[str]:
+    return [text.text or "" for text in root.findall(f"{SVG}g")[panel].findall(f"{SVG}text")]
+
+
+def test_axes_say_what_and_in_which_unit_and_dashes_what_they_are(tmp_path: Path) -> None:
+    run = _run(tmp_path / "a", 10)
+    assert CliRunner().invoke(plot, [str(run)]).exit_code == 0
+    root = ElementTree.fromstring((run / "curves.svg").read_text())
+    labels = (
+        "loss (nats per token)",
+        "learning rate (no unit)",
+        "L2 norm before clipping (no unit)",
+        "tokens per second",
+    )
+    for panel, label in enumerate(labels):
+        assert {"training step", label} <= set(texts(root, panel))
+        assert ({"training", "held-out"} <= set(texts(root, panel))) == (panel == 0)
+    keys = [path for path in root.findall(f"{SVG}g")[0].findall(f"{SVG}path") if "h24" in path.get("d", "")]
+    assert [path.get("stroke-dasharray") for path in keys] == ["6 4", None], "from the right: held-out, training"
+
+
 def test_a_flat_curve_and_large_numbers_have_round_ticks(tmp_path: Path) -> None:
     run = _run(tmp_path / "a", 3)
     assert CliRunner().invoke(plot, [str(run)]).exit_code == 0
