@@ -14,6 +14,7 @@ import click
 from ..core.errors import TkError
 from ..core.process import lasting_imports
 from .common import PATH, PATH_TEXT, print_json
+from .hinted_command import ConfigCommand
 from .invocation import note
 from .train_report import show_result
 
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 
 
 @click.command(
+    cls=ConfigCommand,
     epilog="\b\nExamples:\n  tk train runs/demo/demo.toml --set train.steps=700\n"
-    "  tk train examples/tiny.toml --set parallel.tp=2 --nproc 4"
+    "  tk train examples/tiny.toml --set parallel.tp=2 --nproc 4",
 )
 @click.argument("config", type=PATH)
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override one key of CONFIG.")

@@ -26,6 +26,9 @@ _log = logging.getLogger(__name__)
 RENDEZVOUS_VARIABLE = "TK_RENDEZVOUS"
 FORK, EVENTS = "--fork", "--json"  # arguments of a rank; the second prints the run's events on standard output
 POLL_SECONDS = 0.05
+_OF_MEMORY = (
+    " If no person killed it, the system did, for want of memory (see dmesg); `tk plan` shows what a rank needs."
+)
 GRACE_SECONDS = 5.0  # the time in which other ranks report an error after one has failed
 
 
@@ -185,7 +188,8 @@ class Launcher:
                 raise error
         if killed := self._killed():
             rank, name = next(iter(killed.items()))
-            raise WorkerDied(f"Rank {rank} of {self.num_ranks} was killed by {name}: " + self._places(detector, killed))
+            text = f"Rank {rank} of {self.num_ranks} was killed by {name}: {self._places(detector, killed)}"
+            raise WorkerDied(text + (_OF_MEMORY if name == "SIGKILL" else ""))
         peers_lost = any(report.kind == "peers lost" for report in reports)
         if stuck := (self.unstopped if peers_lost else self.stalled):
             raise WorkerDied(
