@@ -133,7 +133,7 @@ def test_a_deferred_weight_gradient_leaves_those_of_the_factors_where_they_are()
     torch.testing.assert_close(layer.weight.grad, wanted["weight"])
 
 
-@pytest.mark.parametrize("num_transposed", [0, 3])
+@pytest.mark.parametrize("num_transposed", [3, pytest.param(0, marks=pytest.mark.matrix)])
 def test_the_operator_that_compiled_layers_call_is_the_product(num_transposed: int) -> None:
     call = factors("kv").requires_grad_(False).product(12, None)
     x, weight = drawn(BATCH, LENGTH, INPUTS, seed=1), drawn(12, INPUTS, seed=2)

@@ -20,7 +20,7 @@ from tk.train.config.train_config import TrainConfig
 from tk.train.run.trainer import Trainer
 
 WriteToml = Callable[..., Path]
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.matrix]
 
 
 def _torchrun(port: int, node: int, log: Path, *arguments: str) -> subprocess.Popen[str]:

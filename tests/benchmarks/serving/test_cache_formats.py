@@ -32,6 +32,7 @@ def test_each_format_is_compared_with_bf16(setup: Setup, monkeypatch: pytest.Mon
     assert {promise.bound for promise in promises} == {0.97}
 
 
+@pytest.mark.matrix
 def test_after_long_prompts_it_must_be_faster(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"LONG_PROMPT": 40, "LONG_BATCH": 2, "STEPS": 8, "LONGEST": 64, "FORMATS": ("int4", "bf16")}
     for name, value in small.items():

@@ -4,6 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tk.benchmarks.peers.token_clock import Speeds, SpeedWorkload
 from tk.benchmarks.serving.setup import Setup
 from tk.benchmarks.serving.weights import weights
@@ -21,6 +23,7 @@ class FixedPeer:
         return {"prefill": 1.0, "decode": self._speed}
 
 
+@pytest.mark.matrix
 def test_each_dtype_is_compared_with_the_format_of_as_many_bits(tmp_path: Path) -> None:
     shown: list[str] = []
     peers: Any = (FixedPeer("llama.cpp Q8_0", 1e9), FixedPeer("llama.cpp Q4_0", 1e-3))
