@@ -43,7 +43,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 def init(name: str, texts: tuple[str, ...], model: Path | None, lora: bool, minutes: float) -> None:
     """Write NAME.toml for `tk train`, and print the commands that come next.
 
-    A text is a text file, a file of rows or a folder of them, as for `tk data prepare`; without --text, it is the
+    A text is a file of text or of rows, or a folder of them, as for `tk data prepare`; without --text, it is the
     sources of Python's standard library. The size of the model, the vocabulary, the batches and the number of steps
     follow from the amount of text, this machine and --minutes; a comment explains every key.
     """

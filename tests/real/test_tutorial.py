@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tk.tests.docs.blocks import read_blocks
+
 pytestmark = pytest.mark.real
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
 BOUND = 1200  # seconds; on two quiet cores it takes a quarter of that: docs/benchmarks/tutorial.md
@@ -22,7 +24,8 @@ SERVE = "tk serve "
 
 def blocks() -> list[tuple[str, str]]:
     """Returns the page's blocks of shell and Python."""
-    return re.findall(r"^```(sh|python)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    found = read_blocks("docs/tutorial.md", PAGE.read_text())
+    return [(block.kind, block.code) for block in found if block.kind in ("sh", "python")]
 
 
 class Reader:
