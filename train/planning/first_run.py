@@ -28,8 +28,8 @@ TUNING_EPOCHS: Final = 3
 MIN_STEPS: Final = 100
 TUNING_ROWS: Final = 8
 LONGEST_TUNING_ROW: Final = 512
-# The flops per second that training reaches on one of each, low estimates: a core of an EPYC reached 8e10 in bf16 with the
-# smallest model, an H100 3e14 with 1.1 B parameters. Small models keep a GPU waiting and reach less.
+# The flops per second that training reaches on one of each, low estimates: a core of an EPYC reached 8e10 in bf16 with
+# the smallest model, an H100 3e14 with 1.1 B parameters. Small models keep a GPU waiting and reach less.
 GPU_RATE, BF16_CORE_RATE, FP32_CORE_RATE = 1e14, 5e10, 2e10
 # The share of the memory that tensors may take: the rest is for Python, torch, and what the machine does besides.
 USABLE: Final = 0.7
