@@ -98,10 +98,10 @@ def write_model(folder: Path, hidden: int, layers: int) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("memory", "adapter"), [(64 << 30, False), (6 << 30, True)], ids=["memory for all", "memory for an adapter"]
+    ("memory", "adapter"), [(64 << 30, False), (3 << 30, True)], ids=["memory for all", "memory for an adapter"]
 )
 def test_a_model_that_is_too_large_to_train_gets_an_adapter(memory: int, adapter: bool, tmp_path: Path) -> None:
-    model = Model(str(write_model(tmp_path / "model", 2048, 8)), "", 2048, 4096)
+    model = Model(str(write_model(tmp_path / "model", 2048, 4)), "", 2048, 4096)
     budget = Budget(8, memory, 0, True, 5)
     run = fine_tuning("mine", chats(10**6, 1000), budget, model, lora=False)
     assert ("lora" in run.values) == adapter
@@ -111,9 +111,9 @@ def test_a_model_that_is_too_large_to_train_gets_an_adapter(memory: int, adapter
 
 
 def test_a_model_that_does_not_fit_at_all_is_refused(tmp_path: Path) -> None:
-    model = Model(str(write_model(tmp_path / "model", 4096, 8)), "", 4096, 4096)
-    with pytest.raises(ConfigError, match=r"even an adapter .* takes .* of memory, and 2\.8 GiB can be used"):
-        fine_tuning("mine", chats(10**6, 1000), Budget(8, 4 << 30, 0, True, 5), model, lora=False)
+    model = Model(str(write_model(tmp_path / "model", 4096, 2)), "", 4096, 4096)
+    with pytest.raises(ConfigError, match=r"even an adapter .* takes .* of memory, and 717 MiB can be used"):
+        fine_tuning("mine", chats(10**6, 1000), Budget(8, 1 << 30, 0, True, 5), model, lora=False)
 
 
 def test_fine_tuning_reads_the_rows_three_times(tmp_path: Path) -> None:
