@@ -119,7 +119,10 @@ def _context(checkpoint: "Checkpoint", wanted: int | None) -> int:
 
     longest = stored_config(checkpoint).context_length
     if wanted is not None and wanted > longest:
-        raise ConfigError(f"--context {wanted} is more than the {longest} positions that {checkpoint.path} has.")
+        raise ConfigError(
+            f"--context {wanted} is more than the {longest} positions that {checkpoint.path} has. Lower it to "
+            f"{longest}."
+        )
     return min(longest, LONGEST_DEFAULT) if wanted is None else wanted
 
 

@@ -49,7 +49,10 @@ def _token_folder(folder: Path, tokenizer: Tokenizer | None) -> list[EvalText]:
 
 def _text_file(path: Path, tokenizer: Tokenizer | None, ignored: Collection[str]) -> list[EvalText]:
     if tokenizer is None:
-        raise ConfigError("The checkpoint has no tokenizer.json, so text cannot be measured; give a token folder.")
+        raise ConfigError(
+            "The checkpoint has no tokenizer.json, so text cannot be measured: copy that file into its folder, or name "
+            "a token folder with --data."
+        )
     texts, corpus = [], find_corpus([path], ignored)
     for document in corpus.documents():
         if not isinstance(document, str):

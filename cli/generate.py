@@ -25,6 +25,7 @@ from .engine_options import (
     tp_option,
     weight_dtype_option,
 )
+from .hinted_command import PromptCommand
 from .invocation import say
 
 if TYPE_CHECKING:
@@ -41,8 +42,9 @@ _TEXT_FILE = PathType(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command(
+    cls=PromptCommand,
     epilog='\b\nExamples:\n  tk generate runs/demo/run "def main(" --max-new-tokens 50\n'
-    '  tk generate models/base --adapter runs/sql "SELECT"\n  tk generate runs/sql "SELECT"'
+    '  tk generate models/base --adapter runs/sql "SELECT"\n  tk generate runs/sql "SELECT"',
 )
 @click.argument("source", metavar="CKPT|HOST:PORT", type=PATH_TEXT)
 @click.argument("prompt", required=False)
@@ -112,6 +114,10 @@ def generate(source: str, prompt: str | None, chat: bool, bypass: bool, as_json:
     loading = {name: value for name, value in options.items() if value is not None}
     cache = CacheOptions(bypass=bypass)
     text = _read_stdin() if prompt is None else prompt
+    if source.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"{source} is an address of HTTP; name the server's port of gRPC as HOST:PORT, without http://."
+        )
     address = not Path(source).exists() and _ADDRESS.fullmatch(source) is not None
     if address:
         _refuse_loading(source, loading)

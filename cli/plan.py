@@ -73,7 +73,7 @@ def _training(path: Path, overrides: tuple[str, ...], nproc: int | None, options
         answer = f"\n{'fit':<11}{found.text}\n{'rows':<11}Rows of up to {longest:,} tokens fit then." if found else ""
         click.echo(describe(made, options.machines) + answer)
     if found and not found.fits:
-        raise SystemExit(1)
+        click.get_current_context().exit(1)
 
 
 def _serving(path: Path, weight_dtype: str, as_json: bool) -> None:

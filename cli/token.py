@@ -37,8 +37,13 @@ def token(principal: str, roles: tuple[str, ...], weight: float, adapters: tuple
     within a second. To withdraw a token, delete its line.
     """
     from ..core.errors import ConfigError
-    from ..infer.serve.access.tokens import Caller, line_of, parse_tokens, read_text, token_digest
+    from ..infer.serve.access.tokens import PRINCIPAL, Caller, line_of, parse_tokens, read_text, token_digest
 
+    if not PRINCIPAL.fullmatch(principal):
+        raise ConfigError(
+            f"{principal!r} cannot be the name of a caller: it has 1 to 64 letters of ASCII, digits, dots, - and _, "
+            "as in team-a."
+        )
     text = read_text(path) if path.exists() else ""
     made = secrets.token_urlsafe(32)
     allowed = frozenset(adapters) or None
@@ -52,5 +57,7 @@ def token(principal: str, roles: tuple[str, ...], weight: float, adapters: tuple
         with open(descriptor, "a", encoding="utf-8") as file:
             file.write(separator + line)
     except OSError as error:
-        raise ConfigError(f"Cannot write {path}: {error}.") from error
+        raise ConfigError(
+            f"Cannot write {path}: {error.strerror}. Name a file in a folder that exists and that you may write."
+        ) from error
     click.echo(made)

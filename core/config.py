@@ -4,18 +4,27 @@ Every section is a pydantic model that refuses unknown keys; the error for a wro
 """
 
 import difflib
+import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Final, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from .errors import ConfigError
+from .not_toml import parse_toml, unreadable
 
 
 class Section(BaseModel):
-    """The base of every configuration section: immutable, without unknown keys or silent conversions."""
+    """The base of every configuration section: immutable, without unknown keys or silent conversions.
+
+    Attributes:
+        other_names: names of other programs for its keys, and for each the key, or a sentence if there is none.
+    """
+
+    other_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -30,6 +39,7 @@ def _refuse_empty(path: str) -> str:
 
 PathKey = Annotated[str, AfterValidator(_refuse_empty)]  # the value of a key that is a path
 S = TypeVar("S", bound="Section")
+_VALUE: Final = re.compile(r"[-+]?[\d_]*\.?\d+([eE][-+]?\d+)?|true|false", re.IGNORECASE)
 
 
 def load_toml(path: Path, schema: type[S], overrides: Iterable[str] = ()) -> S:
@@ -51,11 +61,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, or is not valid TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a byte order mark
+        return parse_toml(path.read_bytes(), str(path))
     except OSError as error:
-        raise ConfigError(f"Cannot read the configuration {path}: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}.") from error
+        raise unreadable(path, error) from error
 
 
 def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> None:
@@ -77,8 +85,7 @@ def parse(data: Mapping[str, Any], schema: type[S], where: str) -> S:
     try:
         return schema.model_validate(dict(data))
     except ValidationError as error:
-        found = error.errors()
-        problems = "; ".join(_describe(item, schema) for item in found if not _is_consequence(item, found))
+        problems = "; ".join(_describe(item, schema) for item in error.errors())
         raise ConfigError(f"{where}: {problems}{'' if problems.endswith('?') else '.'}") from error
 
 
@@ -86,7 +93,7 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     parts = key.strip().split(".")
     if not separator or not all(parts):
-        raise ConfigError(f"--set {override!r} does not have the form section.key=value.")
+        raise ConfigError(f"--set {override!r} does not have the form section.key=value, as in --set train.steps=50.")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -99,26 +106,46 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
     table[parts[-1]] = value
 
 
-def _is_consequence(item: Any, found: Iterable[Any]) -> bool:
-    """Returns whether an array is too short only because an entry with a problem of its own is not counted."""
-    place = item["loc"]
-    inside = (other["loc"] for other in found if len(other["loc"]) > len(place))
-    return item["type"] == "too_short" and any(each[: len(place)] == place for each in inside)
-
-
-def _describe(item: Any, schema: type[BaseModel]) -> str:
+def _describe(item: Any, schema: type[Section]) -> str:
     location = [str(part) for part in item["loc"] if not str(part).startswith("<")]  # "<...>" names a union's member
     key = ".".join(location) or "the file"
     if item["type"] == "extra_forbidden":
         known = _keys_at(schema, location[:-1])
-        near = difflib.get_close_matches(location[-1], known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
-        return f"unknown key {key!r}; {hint}"
+        return f"unknown key {key!r}; {_hint(schema, location[-1], known)}"
     if item["type"] == "missing":
         return f"{key!r} is missing"
     message = str(item["msg"]).removeprefix("Value error, ").replace("valid tuple", "valid array")
     message = message[:1].lower() + message[1:]
-    return f"{key!r} = {item['input']!r}: {message}" if location else message
+    if not location or isinstance(item["input"], Mapping | BaseModel):  # a whole section says nothing
+        return f"{key!r}: {message}" if location else message
+    return f"{key!r} = {item['input']!r}: {message}{_about_quotes(item)}"
+
+
+def _about_quotes(item: Any) -> str:
+    """Returns what to do about a number or a truth value in quotes, and about a text without; "" for other problems."""
+    given, kind = item["input"], item["type"]
+    if kind == "string_type":
+        return f', so put it in quotes ("{given}")'
+    if isinstance(given, str) and kind in ("int_type", "float_type", "bool_type") and _VALUE.fullmatch(given):
+        return f", so write it without quotes ({given.lower()})"
+    return ""
+
+
+def key_named(schema: type[Section], name: str) -> str:
+    """Returns the key, section first, that has a name or that other programs give the name; "" if there is none."""
+    found = [f"{section}.{name}" for section in schema.model_fields if name in _keys_at(schema, [section])]
+    other = schema.other_names.get(name, "")
+    return found[0] if found else "" if " " in other else other
+
+
+def _hint(schema: type[Section], name: str, known: Sequence[str]) -> str:
+    """Returns the key that was meant by an unknown name, or else all that are known in its place."""
+    other = schema.other_names.get(name, "")
+    if " " in other:
+        return other
+    meant = key_named(schema, name)
+    near = [meant] if meant else difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
 
 
 def _keys_at(schema: type[BaseModel], path: list[str]) -> list[str]:

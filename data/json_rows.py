@@ -164,7 +164,8 @@ def _not_json(where: str, error: Exception, start: int = 0) -> ConfigError:
     """Returns the error of a row that begins at the character `start`."""
     if isinstance(error, json.JSONDecodeError):
         place = f"at character {error.pos - start + 1} of the row"
-        return ConfigError(f"{where}: the row is not valid JSON: {error.msg} {place}.")
+        form = 'A .jsonl file has one whole object per line, as {"text": "..."}; a .json file holds an array of them.'
+        return ConfigError(f"{where}: the row is not valid JSON: {error.msg} {place}. {form}")
     if isinstance(error, UnicodeEncodeError):
         return ConfigError(f"{where}: the row has text that is not valid Unicode: {error}.")
     return ConfigError(f"{where}: the row is not valid JSON: {error}.")

@@ -54,7 +54,7 @@ class RowReader:
         if shape is None:
             if _shapes(value):
                 return None
-            raise ConfigError(f"{where}: the row has {_listed(value)}, but {KNOWN}.")
+            raise ConfigError(f"{where}: the row has {_listed(value)}, but {KNOWN}. Rename a field.")
         for name, each in fields.items():
             if name not in shape.fields:
                 self._check_other(name, each, shape, where)
@@ -100,7 +100,7 @@ def check_columns(columns: Sequence[str], where: str) -> None:
     if len(set(columns)) < len(columns):
         raise ConfigError(f"{where}: two columns have the same name, among {', '.join(columns)}.")
     if not _shapes(columns):
-        raise ConfigError(f"{where}: the first line names {_listed(columns)} as columns, but {KNOWN}.")
+        raise ConfigError(f"{where}: the first line names {_listed(columns)} as columns, but {KNOWN}. Rename a column.")
 
 
 def _shapes(names: Iterable[str]) -> list[_Shape]:

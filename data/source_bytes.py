@@ -77,6 +77,8 @@ def source_bytes(path: Path, advance: Advance) -> Iterator[SourceBytes]:
             yield opened
             opened.report()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text: {error}.") from error
+        raise ConfigError(
+            f"{path} is not UTF-8 text: {error}. Convert it, as by `iconv -f LATIN1 -t UTF-8`, or leave the file out."
+        ) from error
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise ConfigError(f"Cannot read {path}: {getattr(error, 'strerror', None) or error}.") from error

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from ..core.errors import ConfigError
+from ..core.given_paths import near_path
 from .corpus import Corpus, SourceFile
 from .file_kinds import FileKind, kind_of, refusal
 from .parquet_rows import require_parquet
@@ -45,7 +46,8 @@ def find_corpus(inputs: Sequence[str | Path], ignored: Collection[str] = ()) -> 
             files.append(_source(path, named=True))
         else:
             problem = "is neither a regular file nor a folder" if path.exists() else "does not exist"
-            raise ConfigError(f"{path} {problem}; an input is a file, a folder, or the word {STDLIB!r}.")
+            near = "" if path.exists() else near_path(path)
+            raise ConfigError(f"{path} {problem}; an input is a file, a folder, or the word {STDLIB!r}.{near}")
     if not files:
         raise ConfigError(f"No files in {', '.join(map(str, inputs))}: name files of text or rows, or folders.")
     return Corpus(tuple(files), RowReader(ignored))

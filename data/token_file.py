@@ -278,7 +278,7 @@ class TokenFileWriter:
             ConfigError: no document was added.
         """
         if not self.num_documents:
-            raise ConfigError("The inputs have no text, so nothing was written.")
+            raise ConfigError("The inputs have no text, so nothing was written. Name files or folders that hold text.")
         meta = TokenMeta(
             vocab_size=self.tokenizer.vocab_size,
             dtype="uint16" if self.dtype.itemsize == 2 else "uint32",

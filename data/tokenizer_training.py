@@ -41,7 +41,7 @@ def learn_byte_level_bpe(texts: Iterable[str], vocab_size: int) -> tokenizers.To
     """
     if vocab_size < MIN_VOCAB_SIZE:
         raise ConfigError(
-            f"A vocabulary of {vocab_size} tokens cannot hold all bytes: it must have {MIN_VOCAB_SIZE} or more."
+            f"A vocabulary of {vocab_size} tokens cannot hold all bytes: vocab_size must be {MIN_VOCAB_SIZE} or more."
         )
     if vocab_size > MAX_VOCAB_SIZE:
         raise ConfigError(f"A vocabulary of {vocab_size} tokens is too large: it must have {MAX_VOCAB_SIZE} or fewer.")
@@ -87,4 +87,6 @@ def _require_text(texts: Iterable[str]) -> Iterator[str]:
         empty = empty and not text
         yield text
     if empty:
-        raise ConfigError("There is no text to train a tokenizer on: every input is empty.")
+        raise ConfigError(
+            "There is no text to train a tokenizer on: every input is empty. Name files or folders that hold text."
+        )

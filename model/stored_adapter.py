@@ -57,7 +57,10 @@ class StoredAdapter:
         """
         record = checkpoint.manifest.adapter
         if record is None:
-            raise CheckpointError(f"{checkpoint.path} holds a model, not an adapter of one.")
+            raise CheckpointError(
+                f"{checkpoint.path} holds a model, not an adapter of one. Name the folder of an adapter; "
+                "a model needs no base and no merge."
+            )
         return StoredAdapter(checkpoint, from_peft(record.config, str(checkpoint.path)), record.base)
 
     def decoder(self, config: ModelConfig) -> DecoderSpec:
@@ -87,9 +90,13 @@ class StoredAdapter:
         wanted = {tensor.name: tensor for tensor in spec.table if tensor.stored}
         for name, found in self.checkpoint.tensors.items():
             if name not in wanted:
-                raise ShapeMismatch(f"{where} holds {name}, which meets no module of its base with these options.")
+                raise ShapeMismatch(
+                    f"{where} holds {name}, which meets no module of its base with these options. "
+                    "Name the base that it was trained on."
+                )
             if tuple(found.shape) != wanted[name].shape:
-                raise ShapeMismatch(_wrong_shape(str(where), wanted[name], tuple(found.shape)))
+                problem = _wrong_shape(str(where), wanted[name], tuple(found.shape))
+                raise ShapeMismatch(f"{problem} Name the base that it was trained on.")
             if dtypes.by_code(found.slots["weight"]) not in dtypes.COMPUTE_DTYPES:
                 raise ShapeMismatch(
                     f"{where}: {name} is stored as {found.slots['weight']}, and an adapter's values are "

@@ -75,7 +75,7 @@ class Tokenizer:
         """Makes a tokenizer of files that were read; raises as `from_folder`."""
         path, text = files.folder / TOKENIZER_FILE, files.text(TOKENIZER_FILE)
         if text is None:
-            raise CheckpointError(f"Cannot read the tokenizer {path}: {os.strerror(errno.ENOENT)}.")
+            raise CheckpointError(f"Cannot read the tokenizer {path}: {os.strerror(errno.ENOENT)}. {_advice(path)}")
 
         def unreadable(reason: str) -> CheckpointError:
             return CheckpointError(
@@ -312,3 +312,18 @@ def _cannot_encode(reason: str) -> InvalidRequest:
         "part that repeats itself, or token ids.",
         field="text",
     )
+
+
+def _advice(missing: Path) -> str:
+    """Returns what to do about a tokenizer.json that does not exist."""
+    folder = missing.parent
+    if folder.is_file():
+        return "Name the folder that holds tokenizer.json, not a file."
+    if not folder.is_dir():
+        return "The folder does not exist; tk downloads nothing, so name a folder with tokenizer.json on this machine."
+    if (folder / "tokenizer.model").exists():
+        return (
+            "The folder has only a tokenizer.model, which tk does not read: AutoTokenizer.from_pretrained(FOLDER)"
+            ".save_pretrained(FOLDER) of transformers writes tokenizer.json beside it."
+        )
+    return "Copy the model's tokenizer.json into that folder, or make a tokenizer with `tk tokenizer train`."

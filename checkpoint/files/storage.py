@@ -57,7 +57,7 @@ def open_read(path: Path) -> int:
                 raise
             raise _not_regular(path) from None
     if fd is None:
-        raise ShardMissing(f"{path} is missing.")
+        raise ShardMissing(f"{path} is missing. Copy or download the whole checkpoint again, or use another one.")
     with error_context(path, "looked at"), _closing_on_error(fd):
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise _not_regular(path)

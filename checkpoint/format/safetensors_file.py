@@ -23,6 +23,7 @@ MAX_DIMS: Final = 8
 PAGE: Final = 4096
 METADATA_KEY: Final = "__metadata__"
 TK_MARK: Final = "tk"
+_DAMAGED: Final = "The file is damaged, cut short or no safetensors file: copy or download it again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +68,20 @@ def read_header(path: Path) -> Header:
         size = state.size
         raw = bytearray(8)
         if storage.pread(fd, memoryview(raw), 0) != 8:
-            raise ManifestError(f"{path} has {size} bytes; a safetensors file has 8 at least.")
+            raise ManifestError(f"{path} has {size} bytes; a safetensors file has 8 at least. {_DAMAGED}")
         refuse_open_pointer(path, fd)
         (length,) = struct.unpack("<Q", raw)
         if length > min(MAX_HEADER, size - 8):
             raise ManifestError(
-                f"{path}: its header claims {length} bytes; the file has {size} and at most {MAX_HEADER} are accepted."
+                f"{path}: its header claims {length} bytes; the file has {size} and at most {MAX_HEADER} are accepted. "
+                f"{_DAMAGED}"
             )
         text = bytearray(length)
         storage.read_exact(fd, memoryview(text), 8, path)
-    entries, metadata = _parse_header(bytes(text), size - 8 - length, 8 + length, str(path))
+    try:
+        entries, metadata = _parse_header(bytes(text), size - 8 - length, 8 + length, str(path))
+    except ManifestError as error:
+        raise ManifestError(f"{error} {_DAMAGED}") from error
     return Header(entries, metadata, 8 + length, hashlib.sha256(raw + text).hexdigest(), state)
 
 

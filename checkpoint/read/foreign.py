@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
+from ...core.given_paths import near_path
 from ..files import lookup, storage
 
 _URL: Final = re.compile(r"([a-z][a-z0-9+.-]+):/+(\S+)")
@@ -59,6 +60,10 @@ _FOLDERS: Final[Kinds] = (
         ("model.*.safetensors", "model.safetensors.index.*.json"),
         f"holds only a variant of the weights ({{name}}) and no model.safetensors: {_SAVE_AGAIN} (variant=)",
     ),
+    (
+        ("tokens.bin",),
+        "is a token folder, which holds data and no model: [data] sources of a training configuration names it",
+    ),
     (("*.bin", "*.pt", "*.pth", "*.ckpt"), f"holds weights as PyTorch pickles ({{name}}): {_PICKLE}"),
     (
         ("*.safetensors",),
@@ -76,7 +81,10 @@ _FOLDERS: Final[Kinds] = (
     (("*.onnx",), "holds an ONNX graph ({name}), not a checkpoint: name the folder that it was exported from"),
     (("*.npz",), f"holds arrays of numpy or MLX ({{name}}): {_AS_SAFETENSORS}"),
     (("*.tmp-*/", "*.bad-*/"), "holds no usable step, only {name}: a save that never finished, or a damaged step"),
-    (("LOCK", "metrics.jsonl"), "is a run that has saved no step yet"),
+    (
+        ("LOCK", "metrics.jsonl"),
+        "is a run that has saved no step yet: wait for [checkpoint] every steps, or for the end of the training",
+    ),
     (("tokenizer*.json", "tokenizer.model", "spiece.model", "vocab.*"), "holds a tokenizer and no weights"),
     (("config.json",), "holds a config.json and no weights: model.safetensors is missing; is the download complete?"),
 )
@@ -101,6 +109,8 @@ _MAGIC: Final = (  # (bytes, their offset, text) for files that no name pattern 
     (b"\x1f\x8b", 0, _ARCHIVE),
     (b"\x80", 0, _TORCH),
 )
+_MARKS: Final = ("step-*", "manifest.json", "model.safetensors", "model.safetensors.index.json", "adapter_config.json")
+_MOST_LOOKED_INTO: Final = 100  # folders inside a folder
 _A_CHECKPOINT_IS: Final = "a checkpoint is a step folder, a run folder, a Hugging Face folder or a PEFT folder"
 
 
@@ -128,7 +138,7 @@ def _describe_missing(path: Path) -> str:
             f"{path} does not exist; {_A_CHECKPOINT_IS}. Download a repository of the Hugging Face hub with "
             f"hf download {path} --local-dir DIR, and name DIR."
         )
-    return f"{path} does not exist; {_A_CHECKPOINT_IS}."
+    return f"{path} does not exist; {_A_CHECKPOINT_IS}.{near_path(path)}"
 
 
 def _describe_folder(path: Path) -> str:
@@ -142,10 +152,23 @@ def _describe_folder(path: Path) -> str:
     text, name = _match(_FOLDERS, [f"{name}/" if lookup.is_dir(path / name) else name for name in names])
     if text:
         return f"{path} {text.replace('{name}', name).replace('{path}', str(path))}."
+    if inside := _checkpoints_in(path, names):
+        return f"{path} holds no checkpoint itself, but folders with some: name one of them, e.g. {path / inside[0]}."
     return (
         f"{path} holds no checkpoint: neither a manifest.json (a step), step-* folders (a run), nor "
         f"model.safetensors.index.json or model.safetensors (Hugging Face), nor adapter_config.json (PEFT)."
     )
+
+
+def _checkpoints_in(path: Path, names: Sequence[str]) -> list[str]:
+    """Returns the first folder of a folder that holds a run, a step or a model; none if there is none."""
+    for name in sorted(names)[:_MOST_LOOKED_INTO]:
+        inner = path / name
+        if lookup.is_dir(inner) and any(
+            fnmatchcase(each, mark) for each in lookup.list_names(inner) for mark in _MARKS
+        ):
+            return [name]
+    return []
 
 
 def _match(kinds: Kinds, names: Sequence[str]) -> tuple[str, str]:

@@ -114,7 +114,10 @@ class Checkpoint:
                 f"on, or merge the two first: tk export --merge {self.path} NEW."
             )
         if data is None:
-            raise ShardMissing(f"{self.path} has no {hf.CONFIG}.")
+            raise ShardMissing(
+                f"{self.path} has no {hf.CONFIG}. Copy that of the model into the folder; it names the "
+                "architecture of the weights."
+            )
         return strict.mapping(strict.parse(data, hf.CONFIG), str(self.path / hf.CONFIG))
 
     def side_files(self) -> dict[str, bytes]:

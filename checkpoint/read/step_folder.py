@@ -147,7 +147,10 @@ def _committed_manifest(folder: Path) -> tuple[Manifest, str]:
     if not lookup.exists(real_path(folder, COMMIT)):
         if lookup.exists(folder) and not lookup.is_dir(folder):
             raise CheckpointError(f"{folder} is not a folder, so it is no step. Move it out of the run folder.")
-        raise NotCommitted(f"{folder} has no {COMMIT}: its save never finished.")
+        raise NotCommitted(
+            f"{folder} has no {COMMIT}: its save never finished. Use another step, or continue the training, "
+            "which begins at the newest finished step."
+        )
     wanted = small_files.read_small(real_path(folder, COMMIT), 4096)
     data = small_files.read_small(real_path(folder, MANIFEST), MAX_MANIFEST)
     digest = FileDigest.of(data).sha256

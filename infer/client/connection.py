@@ -13,6 +13,7 @@ from ...core.errors import Cancelled, ConfigError, DeadlinePassed, InvalidReques
 from ...core.home_process import HomeProcess
 from ...proto.v1 import generation_pb2 as pb
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
+from .reached import advice_for, explained
 from .wire import field_from_wire
 
 _CHANNEL_OPTIONS: Final = (
@@ -145,7 +146,7 @@ class ServerConnection:
     server asks, unless the client has already received an event of its answer.
 
     Args:
-        target: the server's address, HOST:PORT.
+        target: the server's address, HOST:PORT; without a colon it raises ConfigError.
         timeout: the largest number of seconds that a call may take with all its attempts; None = no limit.
         max_attempts: the largest number of attempts of a call.
         credentials: the token and certificates, for a server that wants them; None = neither.
@@ -162,6 +163,8 @@ class ServerConnection:
         max_attempts: int = 4,
         credentials: Credentials | None = None,
     ) -> None:
+        if ":" not in target:
+            raise ConfigError(f"{target!r} is no address of a server: write HOST:PORT, as in 127.0.0.1:50051.")
         self._home = HomeProcess(f"This {type(self).__name__}")
         credentials = credentials or Credentials()
         self._target, self._timeout, self._max_attempts = target, timeout, max_attempts
@@ -249,7 +252,7 @@ class LoadReader(BlockingConnection):
 def error_from_rpc(error: grpc.RpcError, target: str) -> TkError:
     """Rebuilds the error of a status that names its class; other statuses become Unavailable or RemoteError."""
     status: str = error.code().name
-    message = f"{target}: {error.details() or status}"
+    message = f"{target}: {explained(error.details() or status)}"
     details = _details(error)
     retry = details.get("RetryInfo")
     retry_after = retry.retry_delay.ToNanoseconds() / 1e9 if retry else None
@@ -267,7 +270,7 @@ def error_from_rpc(error: grpc.RpcError, target: str) -> TkError:
             return DeadlinePassed(message)
         case "UNAVAILABLE":
             return Unavailable(message, status, retry_after)
-    return RemoteError(f"{message} ({status})", status, retry_after)
+    return RemoteError(f"{message} ({status}){advice_for(status)}", status, retry_after)
 
 
 def _details(error: grpc.RpcError) -> dict[str, Any]:

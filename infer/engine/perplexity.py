@@ -124,7 +124,7 @@ def measure_perplexity(
     windows = plan_windows([len(text.tokens) for text in texts], context, stride)
     needed = [window for window in windows if masks[window.text][window.first : window.stop].any()]
     if not needed:
-        raise ConfigError("The data has no token to score: a text needs at least two tokens.")
+        raise ConfigError("The data has no token to score: a text needs at least two tokens. Give longer text.")
     logprobs: list[npt.NDArray[np.float64]] = []
     greedy: list[npt.NDArray[np.int64]] = []
     begun = time.monotonic()

@@ -1,5 +1,6 @@
 """The options of a server, its addresses and its open files; without gRPC, so that errors in them come first."""
 
+import errno
 import ipaddress
 import logging
 import re
@@ -82,6 +83,9 @@ class ServerOptions:
                 f"health_port = {self.health_port} is another port of this server too; the one for probes, without "
                 "encryption, needs a number of its own."
             )
+        if self.host.count(":") == 1:
+            host, _, port = self.host.partition(":")
+            raise ConfigError(f"host = {self.host!r} holds a port; give the two apart: --host {host} --port {port}.")
         if self.drain_timeout < 0:
             raise ConfigError(f"drain_timeout = {self.drain_timeout:g}; it must be 0 seconds or more.")
         if self.default_max_new_tokens is not None and self.default_max_new_tokens < 1:
@@ -179,16 +183,16 @@ def check_address(options: ServerOptions) -> None:
     Raises:
         ConfigError: an address is in use or not available.
     """
-    ports = options.port, options.admin_port, options.health_port, options.http_port
-    places = [(options.host, port or 0) for port in ports]
+    ports = {"port": options.port, "admin-port": options.admin_port, "health-port": options.health_port}
+    places = {name: (options.host, port or 0) for name, port in (ports | {"http": options.http_port}).items()}
     if options.metrics_port is not None:
-        places.append((options.metrics_host, options.metrics_port))
-    for host, port in places:
+        places["metrics-port"] = options.metrics_host, options.metrics_port
+    for name, (host, port) in places.items():
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             socket.create_server((host, port), family=family).close()
         except OSError as error:
-            raise not_ours(address_of(host, port), error) from error
+            raise not_ours(address_of(host, port), error, f"--{name}") from error
 
 
 def address_of(host: str, port: int) -> str:
@@ -196,9 +200,23 @@ def address_of(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def not_ours(address: str, error: Exception) -> ConfigError:
-    """Returns the error for an address, HOST:PORT, on which the server cannot listen."""
-    return ConfigError(f"Cannot listen on {address}: {error}. Is it in use? --port 0 takes a free port.")
+def not_ours(address: str, error: Exception, option: str = "") -> ConfigError:
+    """Returns the error for an address, HOST:PORT, on which the server cannot listen.
+
+    Args:
+        option: the option that gives the port, where that is known.
+    """
+    number = getattr(error, "errno", None)
+    where = f"{address} ({option})" if option else address
+    if number == errno.EADDRNOTAVAIL:
+        return ConfigError(f"Cannot listen on {where}: this machine has no such address. Check --host.")
+    if number == errno.EACCES:
+        return ConfigError(f"Cannot listen on {where}: ports below 1024 are the system's. Name another port.")
+    reason = "the port is in use by another process" if number == errno.EADDRINUSE else str(error)
+    return ConfigError(
+        f"Cannot listen on {where}: {reason}. End that process, or name another port"
+        + (f"; {option} 0 takes a free one." if option else ".")
+    )
 
 
 def is_loopback(host: str) -> bool:

@@ -33,6 +33,7 @@ FLOORS: dict[str, dict[str, int]] = {
     "infer/client": {
         "wire": 0,
         "chat_wire": 0,
+        "reached": 0,
         "outgoing": 1,
         "connection": 1,
         "client": 2,

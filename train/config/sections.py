@@ -49,6 +49,9 @@ class ModelSection(ModelKeys):
         return {"init": self.init} if self.init else handler(self)
 
 
+_SOURCES_FORM: Final = 'name folders that `tk data prepare` made, sources = [{ path = "tokens" }]'
+
+
 class DataSource(Section):
     """One source of a mixture: a token folder, or Megatron's files PATH.bin and PATH.idx."""
 
@@ -72,8 +75,7 @@ class DataSection(Section):
     """
 
     sources: Annotated[
-        Annotated[Literal["stdlib"], Tag("<name>")]
-        | Annotated[tuple[DataSource, ...], Field(min_length=1), Tag("<array>")],
+        Annotated[Literal["stdlib"], Tag("<name>")] | Annotated[tuple[DataSource, ...], Tag("<array>")],
         Discriminator(lambda value: "<name>" if isinstance(value, str) else "<array>"),
     ] = "stdlib"
     tokenizer: PathKey | None = None
@@ -85,6 +87,11 @@ class DataSection(Section):
     @field_validator("sources", mode="before")
     @classmethod
     def _as_tuple(cls, value: object) -> object:
+        names = [value] if isinstance(value, str) and value != "stdlib" else value if isinstance(value, list) else []
+        if bare := [name for name in names if isinstance(name, str)]:
+            raise ValueError(f"{bare[0]!r} is a text, not an array of tables; {_SOURCES_FORM}")
+        if value in ([], ()):
+            raise ValueError(f'there is no data to train on; {_SOURCES_FORM}, or "stdlib"')
         return tuple(value) if isinstance(value, list) else value
 
 

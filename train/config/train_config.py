@@ -1,8 +1,9 @@
 """The training configuration: all sections of the TOML file, the checks across them, and its layout (no torch)."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import model_validator
 
@@ -11,6 +12,7 @@ from ...core.errors import ParallelError
 from ...core.layout import Layout
 from ...core.tensors import Table
 from .lora import LoraSection
+from .other_names import OTHER_NAMES
 from .sections import (
     CheckpointSection,
     DataSection,
@@ -29,6 +31,8 @@ from .sections import (
 class TrainConfig(Section):
     """The configuration of one training run. `load_toml(path, TrainConfig, overrides)` reads it."""
 
+    other_names: ClassVar[Mapping[str, str]] = OTHER_NAMES
+
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
     train: TrainSection = TrainSection()
@@ -45,7 +49,10 @@ class TrainConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> "TrainConfig":
         if not self.model.init and self.train.seq_len > self.model.context_length:
-            raise ValueError(f"train.seq_len = {self.train.seq_len} exceeds model.{self.model.context_text}")
+            raise ValueError(
+                f"train.seq_len = {self.train.seq_len} exceeds model.{self.model.context_text}; lower the first, or "
+                "raise the second"
+            )
         if self.optimizer.warmup_steps > self.train.steps:
             raise ValueError(
                 f"optimizer.warmup_steps = {self.optimizer.warmup_steps} exceeds train.steps = {self.train.steps}: the "

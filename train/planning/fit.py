@@ -107,7 +107,10 @@ def _refusal(run: PlannedRun, limit: MemoryLimit, machines: Machines) -> str:
     if limit.on_gpu:
         neighbours = machines.ranks_of_a_host(run.layout.world_size)
         text += f", and a host {format_bytes(_on_host(run, memory, neighbours))}"
-    return f"{text}; the largest part left is {largest}, {format_bytes(parts[largest])}."
+    return (
+        f"{text}; the largest part left is {largest}, {format_bytes(parts[largest])}. Allow more, or make the "
+        "model, [train] micro_batch_size or seq_len smaller."
+    )
 
 
 def _words(offload: OffloadSection) -> str:

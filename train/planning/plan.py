@@ -20,6 +20,7 @@ from .flops import flops_per_token
 from .moved_bytes import Moved
 from .placed_bytes import PlacedBytes
 from .planned_run import PlannedRun, prepare_run
+from .relief import relief
 from .traffic import Traffic
 
 
@@ -133,26 +134,24 @@ def plan_of(run: PlannedRun, *, here: bool = False) -> RunPlan:
         tokens_per_step=tokens,
         flops_per_step=flops_per_token(run.spec, config.train.seq_len) * tokens,
         steps=config.train.steps,
-        notes=(*run.notes, *run.at_worst(), *_check_memory(cpu_memory, layout, here)),
+        notes=(*run.notes, *run.at_worst(), *_check_memory(run, cpu_memory, here)),
         run_folder=config.run_folder,
     )
 
 
-def _check_memory(ranks: Sequence[int], layout: Layout, here: bool) -> list[str]:
+def _check_memory(run: PlannedRun, ranks: Sequence[int], here: bool) -> list[str]:
     """Returns a sentence if this machine has not the memory of all ranks; raises ConfigError if it must have it.
 
     Ranks on GPUs have memory of their own, which is not compared.
     """
-    needed, available = sum(ranks) * layout.stage_size, machine_memory()
+    needed, available = sum(ranks) * run.layout.stage_size, machine_memory()
     if needed <= available or count_gpus():
         return []
+    verb = "needs" if run.layout.world_size == 1 else "need"
     text = (
-        f"{format_count(layout.world_size, 'rank')} of at most {format_bytes(max(ranks))} need {format_bytes(needed)} "
-        f"of memory, and this machine has {format_bytes(available)}."
+        f"{format_count(run.layout.world_size, 'rank')} of at most {format_bytes(max(ranks))} {verb} "
+        f"{format_bytes(needed)} of memory, and this machine has {format_bytes(available)}."
     )
     if here:
-        raise ConfigError(
-            f"{text} Use a smaller model or micro-batch, shorter rows, a higher [zero] stage, [recompute], [offload] "
-            "to disk, or more machines; `tk plan` shows the memory by part, and `tk plan --fit` the least offload."
-        )
+        raise ConfigError(f"{text} {relief(run, available)}")
     return [text]

@@ -171,7 +171,9 @@ class AdapterTable:
         if name in self._named:
             return self._named[name]
         known = ", ".join(map(repr, self._named)) or "none"
-        raise UnknownAdapter(f"Adapter {name[:100]!r} is not loaded; loaded are: {known}.")
+        raise UnknownAdapter(
+            f"Adapter {name[:100]!r} is not loaded; loaded are: {known}. Load it first, or name another."
+        )
 
     def _drop(self, adapter: SlottedAdapter) -> None:
         adapter.num_holders -= 1

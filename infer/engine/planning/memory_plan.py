@@ -278,7 +278,10 @@ def _check_length(config: ModelConfig, options: EngineOptions, num_blocks: int) 
         return
     capacity = num_blocks * options.block_size
     if options.max_model_len > config.context_length:
-        raise ConfigError(f"max_model_len = {options.max_model_len} is more than the model's {config.context_text}.")
+        raise ConfigError(
+            f"max_model_len = {options.max_model_len} is more than the model's {config.context_text}. Lower it, or "
+            "leave it out."
+        )
     if options.max_model_len > capacity:
         raise ConfigError(
             f"max_model_len = {options.max_model_len} is more than the KV cache's {num_blocks} blocks of "

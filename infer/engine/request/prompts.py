@@ -176,7 +176,11 @@ def prompt_tokens(tokenizer: Encoder | None, prompt: Prompt, special_tokens: boo
     if isinstance(prompt, tuple):
         return prompt
     if tokenizer is None:
-        raise InvalidRequest("The checkpoint has no tokenizer.json; give token ids.", field="prompt")
+        raise InvalidRequest(
+            "The checkpoint has no tokenizer.json, so text cannot be used: copy that file into its folder, or give "
+            "token ids.",
+            field="prompt",
+        )
     if isinstance(prompt, Conversation):
         return tuple(tokenizer.encode_chat(prompt.messages, prompt.form))
     return tuple(tokenizer.encode(prompt, special_tokens=special_tokens))

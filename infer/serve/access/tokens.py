@@ -72,6 +72,10 @@ def read_text(path: Path) -> str:
     """Returns the content of a file of tokens; raises ConfigError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"Cannot read the tokens in {path}: the file does not exist. `tk token NAME --tokens {path}` makes it."
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Cannot read the tokens in {path}: {error}.") from error
 

@@ -82,7 +82,7 @@ def unknown_adapter(name: str, known: Iterable[str]) -> UnknownAdapter:
         known: the loaded ones that the caller may use, which the error names.
     """
     names = ", ".join(map(repr, known)) or "none"
-    return UnknownAdapter(f"Adapter {name[:100]!r} is not loaded; loaded are: {names}.")
+    return UnknownAdapter(f"Adapter {name[:100]!r} is not loaded; loaded are: {names}. Load it first, or name another.")
 
 
 def check_top(top: int) -> None:

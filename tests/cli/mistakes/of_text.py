@@ -1,0 +1,141 @@
+"""Mistakes with text, rows and tokenizers: `tk tokenizer` and `tk data`."""
+
+import json
+from typing import Final
+
+from tk.tests.cli.mistakes.mistake import Mistake
+
+CHAT: Final = json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
+_PREPARE: Final = "--tokenizer tokenizer --out made"
+
+OF_TEXT: Final[dict[str, Mistake]] = {
+    "an input that does not exist": Mistake(
+        "tokenizer train bookz --vocab-size 300 --out made",
+        2,
+        "does not exist",
+        "bookz",
+        "an input is a file, a folder, .*did you mean books",
+        "does-not-exist",
+    ),
+    "a vocabulary without room for all bytes": Mistake(
+        "tokenizer train books --vocab-size 100 --out made",
+        2,
+        "cannot hold all bytes",
+        "vocab_size|--vocab-size",
+        "257 or more",
+        "cannot-hold-all-bytes",
+    ),
+    "text of PowerShell": Mistake(
+        "tokenizer train notes.txt --vocab-size 300 --out made",
+        2,
+        "UTF-16",
+        r"notes\.txt",
+        "convert it to UTF-8.*iconv",
+        "is-not-utf-8-text",
+        files={"notes.txt": "a note\n".encode("utf-16")},
+    ),
+    "text of an old Windows": Mistake(
+        f"data prepare letter.txt {_PREPARE}",
+        2,
+        "not UTF-8",
+        r"letter\.txt.*position 2",
+        "convert it.*iconv",
+        "is-not-utf-8-text",
+        files={"letter.txt": "Grüße\n".encode("latin-1")},
+    ),
+    "an empty text": Mistake(
+        f"data prepare empty.txt {_PREPARE}",
+        2,
+        "no text, so nothing was written",
+        "inputs",
+        "name files or folders that hold text",
+        "have-no-text",
+        files={"empty.txt": ""},
+    ),
+    "rows without a key that is known": Mistake(
+        f"data prepare rows.jsonl {_PREPARE}",
+        2,
+        'the row has "content"',
+        r"rows\.jsonl:1",
+        'has a string "text".*rename',
+        "the-row-has",
+        files={"rows.jsonl": '{"content": "a"}\n{"content": "b"}\n'},
+    ),
+    "JSON over several lines": Mistake(
+        f"data prepare pretty.jsonl {_PREPARE}",
+        2,
+        "not valid JSON",
+        r"pretty\.jsonl:1",
+        "one whole object per line",
+        "is-not-valid-json",
+        files={"pretty.jsonl": '{\n  "text": "a"\n}\n'},
+    ),
+    "messages without a chat template": Mistake(
+        f"data prepare chat.jsonl {_PREPARE}",
+        3,
+        "no chat template",
+        "tokenizer has.*chat_template.jinja",
+        "add one",
+        "has-no-chat-template",
+        files={"chat.jsonl": CHAT + "\n"},
+    ),
+    "a document with a layout": Mistake(
+        f"data prepare paper.pdf {_PREPARE}",
+        2,
+        "document with a layout",
+        r"paper\.pdf",
+        r"write its text into a \.txt",
+        "is-a-document-with-a-layout",
+        files={"paper.pdf": b"%PDF-1.4 \xff"},
+    ),
+    "Parquet without its extra": Mistake(
+        f"data prepare rows.parquet {_PREPARE}",
+        2,
+        "need the extra `parquet`",
+        r"rows\.parquet",
+        "pip install.*pyarrow",
+        "needs-the-extra",
+        files={"rows.parquet": b"PAR1"},
+        absent="pyarrow",
+    ),
+    "a model's folder with a tokenizer.model alone": Mistake(
+        "data prepare books --tokenizer llama-2 --out made",
+        3,
+        "cannot read the tokenizer",
+        r"llama-2/tokenizer\.json",
+        "save_pretrained",
+        "cannot-read-the-tokenizer",
+        files={"llama-2/tokenizer.model": b"\n\x0e\n\x05<unk>"},
+    ),
+    "a tokenizer of the hub": Mistake(
+        "data prepare books --tokenizer meta-llama/Llama-3.2-1B --out made",
+        3,
+        "cannot read the tokenizer",
+        "meta-llama",
+        "tk downloads nothing",
+        "cannot-read-the-tokenizer",
+    ),
+    "a folder that is there already": Mistake(
+        "data prepare books --tokenizer tokenizer --out tokens",
+        2,
+        "exists already",
+        "tokens",
+        "name another folder, or pass --force",
+        "exists-already",
+    ),
+    "a folder that nobody may write": Mistake(
+        "data prepare books --tokenizer tokenizer --out /sys/kernel/tokens",
+        1,
+        "cannot be made: (Operation not permitted|Permission denied|Read-only)",
+        "/sys/kernel/tokens",
+        *("change the permissions|remount", "permission-denied"),
+    ),
+    "a missing option": Mistake(
+        "data prepare books --out made",
+        2,
+        "missing option",
+        "--tokenizer",
+        "tk data prepare --help",
+        "missing-option",
+    ),
+}
