@@ -13,6 +13,7 @@ from tk.train.config.train_config import TrainConfig
 from tk.train.planning.first_run import (
     MIN_BYTES,
     MIN_STEPS,
+    MIN_TUNING_STEPS,
     MOST_EPOCHS,
     Budget,
     Model,
@@ -122,6 +123,13 @@ def test_fine_tuning_reads_the_rows_three_times(tmp_path: Path) -> None:
     assert run.plan.steps * run.plan.tokens_per_step == pytest.approx(3 * (10**7 / 4 + 8000), rel=0.01)
     assert run.values["train"]["seq_len"] == 256
     assert run.values["data"]["tokenizer"] == "mine-tokenizer"
+
+
+def test_a_few_rows_are_learned_in_a_few_steps(tmp_path: Path) -> None:
+    model = Model(str(write_model(tmp_path / "model", 128, 2)), "", 128, 256)
+    run = fine_tuning("mine", chats(MIN_BYTES, 100), LAPTOP, model, lora=False)
+    assert run.values["train"]["steps"] == run.plan.steps == MIN_TUNING_STEPS
+    assert run.values["optimizer"]["warmup_steps"] == 2
 
 
 def test_what_is_planned_is_what_the_file_says(tmp_path: Path) -> None:
