@@ -12,6 +12,7 @@ from ..core.errors import ConfigError
 from ..core.progress import format_bytes, format_count
 from .common import PATH, PATH_TEXT
 from .init_toml import toml_of
+from .invocation import suggest
 
 if TYPE_CHECKING:
     from ..data.corpus_facts import CorpusFacts
@@ -73,9 +74,8 @@ def init(name: str, texts: tuple[str, ...], model: Path | None, lora: bool, minu
     commands = _commands(name, texts, run, tokenizer)
     facts = _facts(run, text, budget)
     Path(f"{name}.toml").write_text(toml_of(run.values, _heading(facts, commands)), encoding="utf-8")
-    click.echo(f"{name}.toml: {facts}\n\nNext:")
-    for command in commands:
-        click.echo(f"  {command}")
+    click.echo(f"{name}.toml: {facts}")
+    suggest(*commands)
 
 
 def _refuse_existing(name: str) -> None:
