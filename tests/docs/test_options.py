@@ -21,7 +21,8 @@ FOREIGN: Final = frozenset(
         *("--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"),  # torchrun
         *("--shutdown-timeout", "--signals-to-handle"),
         *("--signal", "--requeue", "--ntasks-per-node"),  # sbatch
-        *("--cpus", "--stop-timeout"),  # docker
+        *("--cpus", "--shm-size", "--stop-timeout"),  # docker
+        *("--events", "--local-dir"),  # tk.train.launch.rank, hf
         *("--cert", "--key", "--from-file"),  # kubectl
         *("--timeout", "--fix"),  # pytest, ruff
         *("--tool", "--cache-sim", "--no-show-raw-insn"),  # valgrind, objdump
