@@ -113,8 +113,8 @@ def test_the_page_leads_to_a_chat_and_to_openais_client(reader: Reader, capfd: p
     reader.stop()
     with capfd.disabled():
         print("".join(f"\ndocs/tutorial.md: {name} serves after {taken:.0f} s" for name, taken in seconds.items()))
-    said = "".join(reader.said)
-    assert '"completion_tokens":40' in said.replace(" ", ""), "that of curl"
+    said = "\n".join(reader.said)
+    assert re.search(r'"completion_tokens": ?[1-9]', said), "that of curl"
     assert re.search(r"\w+ \w+", reader.said[-1]), "the answer to OpenAI's client"
     for line in re.findall(r"^\w+(?:\.toml|-tokenizer): .*$", PAGE.read_text(), re.MULTILINE):
         assert form(line) in map(form, said.splitlines())
