@@ -1,5 +1,7 @@
 """`tk data`: the preparation of token folders from text."""
 
+import json
+import shlex
 import time
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import click
 from ..core.progress import format_bytes, format_seconds, progress_bar
 from .common import PATH, PATH_TEXT, print_json
 from .corpus_report import ignore_option, left_out_document, say_left_out
-from .invocation import note
+from .invocation import note, suggest
 
 
 @click.group(epilog="Example: tk data prepare books/ more.jsonl --tokenizer tokenizer --out tokens")
@@ -69,3 +71,5 @@ def prepare(
         f"{out}: {meta.num_tokens:,} tokens of {meta.num_documents:,} documents ({format_bytes(corpus.num_bytes)}) "
         f"in {format_seconds(seconds)}"
     )
+    source = f"data.sources=[{{path = {json.dumps(str(out))}}}]"
+    suggest(f"tk train CONFIG.toml --set {shlex.quote(source)}")

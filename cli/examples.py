@@ -15,7 +15,7 @@ _FOLDER: Final = Path(__file__).parents[1] / "examples"  # of a checkout, and of
 _MADE_BY_RUNS: Final = ("__pycache__", "node_modules")
 
 
-@click.command(epilog="Example: tk examples tiny.toml --out mine.toml")
+@click.command(epilog="Example: tk examples tiny.toml --out first.toml")
 @click.argument("name", required=False)
 @click.option(
     "--out",

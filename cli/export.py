@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .common import PATH, print_json
-from .invocation import note
+from .invocation import commands_for, note, suggest
 from .reshard import name_left_behind, open_checkpoint, run_or_show
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def export(
         print_json({"source": str(checkpoint.path), "target": str(target), "linked": True})
         return
     click.echo(f"{target}: checksums of linked files were copied without a check (tk verify {target} checks them)")
+    suggest(*commands_for(target, target))
 
 
 def _adapter(checkpoint: "Checkpoint", target: Path, base: Path | None, force: bool) -> "Prepared":

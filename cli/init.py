@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from ..core.errors import ConfigError
-from ..core.progress import format_bytes
+from ..core.progress import format_bytes, format_count
 from .common import PATH, PATH_TEXT
 from .init_toml import toml_of
 
@@ -138,12 +138,12 @@ def _commands(name: str, texts: Sequence[str], run: "FirstRun", tokenizer: str) 
 def _facts(run: "FirstRun", text: "CorpusFacts", budget: "Budget") -> str:
     """Returns a sentence on the run."""
     plan = run.plan
-    machine = f"{budget.num_gpus} GPUs" if budget.num_gpus else f"{budget.cores} cores"
-    seconds = budget.minutes * 60 * plan.flops_per_step * plan.steps / budget.flops
+    machine = format_count(budget.num_gpus, "GPU") if budget.num_gpus else format_count(budget.cores, "core")
+    minutes = max(1, round(budget.minutes * plan.flops_per_step * plan.steps / budget.flops))
     kind = "an adapter of" if "lora" in run.values else "all of" if "init" in run.values["model"] else "a new model of"
     return (
         f"{kind} {plan.num_parameters / 1e6:,.1f} M parameters, {plan.steps:,} steps of {plan.tokens_per_step:,} "
-        f"tokens, for {format_bytes(text.num_bytes)} of text; some {max(1, round(seconds / 60))} minutes on {machine}"
+        f"tokens, for {format_bytes(text.num_bytes)} of text; about {format_count(minutes, 'minute')} on {machine}"
     )
 
 

@@ -1,9 +1,11 @@
 """What one run of `tk` says: the options that `tk` and all its commands accept, the log, and the error at the end."""
 
 import logging
+import shlex
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -70,8 +72,18 @@ def say_error(text: str) -> None:
 
 def suggest(*commands: str) -> None:
     """Prints the commands that probably come next, as `say` does."""
-    for number, command in enumerate(commands):
-        say(f"{'      ' if number else 'next: '}{command}")
+    say("\n  ".join(["Next:", *commands]))
+
+
+def commands_for(checkpoint: Path, folder: Path) -> list[str]:
+    """Returns commands that use a checkpoint.
+
+    Args:
+        checkpoint: the path to name.
+        folder: the folder of its files; without a tokenizer, there is no prompt of text.
+    """
+    path, has_text = shlex.quote(str(checkpoint)), (folder / "tokenizer.json").exists()
+    return [*([f"tk generate {path} 'Once upon a time'"] if has_text else []), f"tk serve {path}"]
 
 
 def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:

@@ -10,7 +10,7 @@ from ..core.dtypes import COMPUTE_NAMES
 from ..core.file_names import some_names
 from ..core.progress import format_bytes, format_count, format_seconds, progress_bar
 from .common import PATH, print_json
-from .invocation import note
+from .invocation import commands_for, note, suggest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,6 +122,7 @@ def run_or_show(prepared: "Prepared", verb: str, dry_run: bool, as_json: bool) -
             f"linked {format_count(len(prepared.links), 'file')}: checksums were copied without a check (tk verify "
             f"{prepared.target.path} checks them)"
         )
+    suggest(*commands_for(prepared.target.path, prepared.target.path))
 
 
 def name_left_behind(names: "Sequence[str]") -> None:

@@ -73,7 +73,7 @@ _SERVER_VALUES: Final = (
     "--metrics-port",
     metavar="PORT",
     type=click.IntRange(0, 65535),
-    help="Port of metrics for Prometheus; 0: a free one. Needs the extra http.",
+    help="Port of metrics for Prometheus; 0: a free one.",
 )
 @click.option(
     "--metrics-host",

@@ -2,7 +2,10 @@
 
 import json
 import os
-from contextlib import suppress
+import shlex
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,9 +13,10 @@ import click
 
 from ..core.errors import TkError
 from ..core.process import lasting_imports
-from .common import PATH, PATH_TEXT
+from .common import PATH, PATH_TEXT, print_json
 from .hinted_command import ConfigCommand
 from .invocation import note
+from .train_report import show_result
 
 if TYPE_CHECKING:
     from ..train.config.train_config import TrainConfig
@@ -51,6 +55,7 @@ if TYPE_CHECKING:
     help="DeepSpeed configuration whose settings are added to CONFIG; --set overrides both.",
 )
 @click.option("--dry-run", is_flag=True, help="Check what can be checked before ranks start, print the plan, and stop.")
+@click.option("--json", "as_json", is_flag=True, help="Print each event of the run, and its result, as a line of JSON.")
 @click.pass_context
 def train(
     ctx: click.Context,
@@ -61,6 +66,7 @@ def train(
     fork: bool,
     deepspeed: Path | None,
     dry_run: bool,
+    as_json: bool,
 ) -> None:
     """Train the model that CONFIG (TOML) describes, and save checkpoints in its run folder.
 
@@ -68,43 +74,67 @@ def train(
     torchrun (RANK and WORLD_SIZE are set) this process joins that job as one rank.
     """
     from ..train.launch.gpus import require_gpus
-    from ..train.launch.launcher import FORK, Launcher
+    from ..train.launch.launcher import EVENTS, FORK
     from ..train.planning.plan import make_plan
     from ..train.planning.plan_text import describe
 
     if fork and resume in ("auto", "never"):
         raise click.UsageError(f"--fork needs a checkpoint to fork from: pass --resume CKPT instead of {resume!r}.")
-    joined = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    joined, start = "RANK" in os.environ and "WORLD_SIZE" in os.environ, time.monotonic()
     loaded = _load(config, overrides, deepspeed, int(os.environ["WORLD_SIZE"]) if joined else nproc)
     if joined and dry_run:
         raise click.UsageError(
             "--dry-run starts no rank: run it without torchrun, with --nproc for the number of ranks."
         )
     if joined:
-        with lasting_imports():
-            from ..train.launch.worker import run_rank
-        ctx.exit(run_rank(loaded, resume, fork))
-    _check_surroundings(loaded, resume)
-    plan = make_plan(loaded, nproc, resume, here=True)  # raises what ranks would raise, before they are started
-    require_gpus(plan.layout.world_size)
-    if dry_run:
-        click.echo(describe(plan))
-        return
-    arguments = [json.dumps(loaded.model_dump(mode="json")), resume, *([FORK] if fork else [])]
-    logs = loaded.run_folder / "logs"
-    try:
-        code = Launcher(
-            "tk.train.launch.rank",
-            arguments,
-            plan.layout.world_size,
-            logs,
-            loaded.train.stop_timeout,
-            loaded.parallel.timeout_seconds,
-        ).run()
-    except TkError:
-        _clear_leftovers(loaded.run_folder)
-        raise
+        code = _join(loaded, resume, fork, as_json)
+    else:
+        _check_surroundings(loaded, resume)
+        plan = make_plan(loaded, nproc, resume, here=True)  # raises what ranks would raise, before they are started
+        require_gpus(plan.layout.world_size)
+        if dry_run:
+            print_json(plan.to_json()) if as_json else click.echo(describe(plan))
+            return
+        flags = [flag for flag, is_set in ((FORK, fork), (EVENTS, as_json)) if is_set]
+        code = _launch(loaded, plan.layout.world_size, resume, flags)
+    if not joined or os.environ["RANK"] == "0":
+        again = "" if joined else _again(config, overrides, nproc, deepspeed)
+        show_result(loaded, time.monotonic() - start, as_json, again)
     ctx.exit(code)
+
+
+def _join(config: "TrainConfig", resume: str, fork: bool, as_json: bool) -> int:
+    """Trains as one rank of torchrun's job; returns the exit code."""
+    with lasting_imports():
+        from ..train.launch.worker import run_rank
+    from ..core.console_log import show_log, shown_form
+    from ..train.records.run_events import events_on_stdout
+
+    show_log(shown_form(), {"rank": int(os.environ["RANK"])})
+    with events_on_stdout() if as_json else nullcontext():
+        return run_rank(config, resume, fork)
+
+
+def _launch(config: "TrainConfig", num_ranks: int, resume: str, flags: Sequence[str]) -> int:
+    """Trains on local ranks; returns the exit code."""
+    from ..core.console_log import shown_form
+    from ..train.launch.launcher import Launcher
+
+    arguments = [json.dumps(config.model_dump(mode="json")), resume, shown_form() or "text", *flags]
+    logs, timeouts = config.run_folder / "logs", (config.train.stop_timeout, config.parallel.timeout_seconds)
+    try:
+        return Launcher("tk.train.launch.rank", arguments, num_ranks, logs, *timeouts).run()
+    except TkError:
+        _clear_leftovers(config.run_folder)
+        raise
+
+
+def _again(config: Path, overrides: Sequence[str], nproc: int | None, deepspeed: Path | None) -> str:
+    """Returns the command that continues the run."""
+    words = ["tk", "train", str(config), *(word for each in overrides for word in ("--set", each))]
+    words += ["--nproc", str(nproc)] if nproc else []
+    words += ["--deepspeed", str(deepspeed)] if deepspeed else []
+    return shlex.join(words)
 
 
 def _load(config: Path, overrides: tuple[str, ...], deepspeed: Path | None, num_ranks: int | None) -> "TrainConfig":

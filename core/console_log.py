@@ -4,12 +4,14 @@ import datetime
 import json
 import logging
 import sys
+import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from .private_log import keep_private, shown_message, shown_traceback
 
+_LOG: Final = logging.getLogger(__name__)
 _ROOT: Final = __package__.split(".")[0]  # the logger above those of all modules
 
 
@@ -86,8 +88,10 @@ def show_log(form: str = "text", fields: Mapping[str, Any] = MappingProxyType({}
     formatter = (_JsonLines if "json" in words else _Lines)(form, fields)
     if formatter.is_private:
         keep_private()
-        if logging.lastResort is not None:  # what prints other libraries' lines, unless a handler does
-            logging.lastResort.setFormatter(formatter)
+    else:
+        warnings.showwarning = _on_warning
+    if logging.lastResort is not None:  # what prints other libraries' lines, unless a handler does
+        logging.lastResort.setFormatter(formatter)
     level = logging.WARNING if "quiet" in words else logging.DEBUG if "verbose" in words else logging.INFO
     logger = logging.getLogger(_ROOT)
     logger.setLevel(level)
@@ -98,6 +102,18 @@ def show_log(form: str = "text", fields: Mapping[str, Any] = MappingProxyType({}
     for handler in handlers:
         handler.setFormatter(formatter)
         handler.setLevel(level)  # a logger below may let more through, for another handler
+
+
+def _on_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Shows a warning of Python's as one of the log."""
+    _LOG.warning("%s: %s (%s:%d)", category.__name__, message, filename, lineno)
 
 
 def console_handlers() -> list[logging.Handler]:

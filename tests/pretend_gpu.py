@@ -54,7 +54,8 @@ _READS: Final = frozenset(
     }
 )
 _MOVES: Final = (torch.ops.aten.copy_.default, torch.ops.aten.index_put_.default)  # take a tensor of the CPU, too
-_COPIES: Final = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
+_TO: Final = torch.ops.aten.to  # a copy that inference mode does not call by its other name
+_COPIES: Final = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default, _TO.dtype_layout, _TO.device)
 _EMPTY, _DETACH = torch.ops.aten.empty.memory_format, torch.ops.aten.detach.default
 _NOT_OF_HOST: Final = 1 << 62  # in every address of the GPU's memory
 _DATA: Final = vars(torch._C.TensorBase)["data"]

@@ -15,7 +15,9 @@ from ...core.casts import Array
 from ...core.errors import TkError, WorkerDied, unpack
 from ...core.ownership import Owned
 from ...core.process import start_module
+from ..format.step_names import step_name
 from .save_job import Buffers, SaveJob
+from .saved_step import SavedStep
 from .state_source import Segments, StateSource
 
 WORKER: Final = f"{__package__}.save_worker"
@@ -51,6 +53,7 @@ class BackgroundSaver:
             os.close(memory)
         self._answers = self._socket.makefile("r", encoding="utf-8")
         self._in_flight: int | None = None
+        self._answer = ""  # of the save in flight, read before `wait` asks for it
         self._send(job.to_json())
 
     @property
@@ -84,27 +87,50 @@ class BackgroundSaver:
         places = [[index, segments[item]] for index, item in enumerate(self.job.items()) if item in segments]
         self._send({"step": step, "resume": dict(resume), "segments": places})
 
-    def wait(self, timeout: float | None = None) -> None:
+    def news(self) -> SavedStep | None:
+        """Returns the step that the save in flight has committed, without waiting; `wait` then raises or returns None.
+
+        It is None if the save goes on or has failed, if it was returned before, and on ranks other than 0.
+        """
+        if self._in_flight is None or self._answer or not self._has_answered(0):
+            return None
+        self._answer = self._read_answer()
+        return self._saved_in(self._answer)
+
+    def wait(self, timeout: float | None = None) -> SavedStep | None:
         """Returns once no save is in flight, or after `timeout` seconds.
+
+        Returns:
+            The step that was committed, on rank 0, unless `news` has returned it.
 
         Raises:
             TkError: the last save failed; the error has the class that the writer raised.
             WorkerDied: the writer has died.
         """
         if self._in_flight is None:
-            return
-        if timeout is not None and not self._has_answered(timeout):
-            return
-        try:
-            line = self._answers.readline()
-        except OSError:
-            line = ""
+            return None
+        if timeout is not None and not self._answer and not self._has_answered(timeout):
+            return None
+        known, self._answer = self._answer, ""
+        line = known or self._read_answer()
         if not line:
             raise self._death()
         self._in_flight = None
-        answer = json.loads(line)
-        if answer:
+        if "error" in (answer := json.loads(line)):
             raise unpack(answer["error"])
+        return None if known else self._saved_in(line)
+
+    def _read_answer(self) -> str:
+        """Returns the line of the writer's answer; "" if the writer has died."""
+        try:
+            return self._answers.readline()
+        except OSError:
+            return ""
+
+    def _saved_in(self, answer: str) -> SavedStep | None:
+        """Returns the saved step of an answer, by the name that the job has for it."""
+        saved = json.loads(answer).get("saved") if answer else None
+        return SavedStep(**saved | {"path": str(self.job.run / step_name(saved["step"]))}) if saved else None
 
     def _has_answered(self, timeout: float) -> bool:
         poll = select.poll()  # `select` takes no descriptor above 1023

@@ -3,6 +3,7 @@
 import base64
 import errno
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -25,6 +26,7 @@ from ..run.locked_run import LockedRun
 from ..run.run_folder import RunFolder
 from .commit import commit
 from .new_step import NewStep
+from .saved_step import SavedStep
 from .writer import write_part
 
 ALIGNMENT: Final = 64  # bytes
@@ -72,7 +74,7 @@ class SaveJob:
         codes = {spec.name: spec.slots for spec in self.table if spec.name in names}
         return {item: dtypes.by_code(codes[item.tensor][item.slot]) for item in items}
 
-    def save(self, step: int, resume: Mapping[str, Any], values: Callable[[Owned], Array]) -> None:
+    def save(self, step: int, resume: Mapping[str, Any], values: Callable[[Owned], Array]) -> SavedStep | None:
         """Writes this rank's part of a step; rank 0 also waits for the others', commits and prunes.
 
         Rank 0 prunes before too, for a run that goes on with a smaller `keep` because its disk is full. It removes the
@@ -84,15 +86,20 @@ class SaveJob:
             values: returns the elements of an item in the form of `write_part`; called once per item, in the order of
                 writing.
 
+        Returns:
+            The committed step, on rank 0; None on other ranks.
+
         Raises:
             CheckpointError: the step exists already, or a rank did not finish its part.
             StorageError: the disk is full or fails; the step was not saved.
         """
-        run = RunFolder(self.run).held_by(self.attempt) if self.writer == 0 else None
+        run, begun = RunFolder(self.run).held_by(self.attempt) if self.writer == 0 else None, time.monotonic()
         try:
             self._prune(run)
-            self._write(run, step, resume, values)
+            folder = self._write(run, step, resume, values)
+            saved = SavedStep.of(step, folder, time.monotonic() - begun) if folder else None
             self._prune(run)
+            return saved
         except ShardMissing:
             self._abandon(run, step)
             raise
@@ -122,15 +129,16 @@ class SaveJob:
 
     def _write(
         self, run: LockedRun | None, step: int, resume: Mapping[str, Any], values: Callable[[Owned], Array]
-    ) -> None:
+    ) -> Path | None:
         if run:
             run.begin_step(step)
         folder = pending_step(self.run, step, self.attempt)
         entries = [(item, dtype.code, partial(values, item)) for item, dtype in self.stored_as().items()]
         write_part(folder, self.writer, self.table, entries)
-        if run:
-            new = NewStep(step, self.table, self.layout, self.param_groups, resume, self.side_files, self.adapter)
-            commit(run, new, self.timeout)
+        if run is None:
+            return None
+        new = NewStep(step, self.table, self.layout, self.param_groups, resume, self.side_files, self.adapter)
+        return commit(run, new, self.timeout)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the job as plain data for another process."""

@@ -3,8 +3,9 @@
 `python -m tk.checkpoint.save.save_worker SOCKET MEMORY`: two inherited descriptors.
 
 It is started by exec, imports no torch, ignores a terminal's signals, and dies with its rank. The rank sends lines of
-JSON over the socket: first the job, then for each save its step and resume state; the answer is {} or an error. The
-values are in shared memory and in a file of states; the rank changes neither before it has the answer.
+JSON over the socket: first the job, then for each save its step and resume state. The answer is {}, on rank 0
+{"saved": ...} with the fields of `SavedStep`, or an error. The values are in shared memory and in a file of states; the
+rank changes neither before it has the answer.
 """
 
 import json
@@ -13,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
@@ -64,13 +66,13 @@ def _from_both(
 def _answer(job: SaveJob, values: Callable[[Owned], Array], request: Mapping[str, Any]) -> dict[str, Any]:
     step = request["step"]
     try:
-        job.save(step, request["resume"], values)
+        saved = job.save(step, request["resume"], values)
     except TkError as error:
         return {"error": pack(error)}
     except Exception as error:  # the process's boundary: the rank must receive every error
         found = known_or_defect(error, "The process that writes checkpoints")
         return {"error": pack(TkError(f"Step {step} was not saved. {found} Steps committed before are whole."))}
-    return {}
+    return {"saved": asdict(saved)} if saved else {}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """`tk tokenizer train` and `tk data prepare`: from text files to a token folder; refusals are one paragraph."""
 
+import json
 import os
 import signal
 import subprocess
@@ -33,12 +34,19 @@ def text(tmp_path: Path, documents: list[str]) -> Path:
 def test_text_to_tokens(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer, tokens = tmp_path / "tokenizer", tmp_path / "tokens"
     assert main(["tokenizer", "train", str(text), "--vocab-size", "400", "--out", str(tokenizer)]) == 0
-    assert "400 tokens" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "400 tokens" in said.out
+    assert f"Next:\n  tk data prepare {text} --tokenizer {tokenizer} --out tokens\n" in said.err
     assert main(["data", "prepare", str(text), "--tokenizer", str(tokenizer), "--out", str(tokens)]) == 0
     said = capsys.readouterr()
     assert f"{TokenFile(tokens).meta.num_tokens:,} tokens of 5 documents" in said.out
     assert "skipped 1 file without text or rows" in said.err
     assert "tokenizing" in said.err
+    assert (
+        f"""Next:
+  tk train CONFIG.toml --set 'data.sources=[{{path = "{tokens}"}}]'\n"""
+        in said.err
+    )
 
     again = ["data", "prepare", str(text / "0.txt"), "--tokenizer", str(tokenizer), "--out", str(tokens)]
     assert main(again) == 2
@@ -46,6 +54,25 @@ def test_text_to_tokens(text: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main([*again, "--force"]) == 0
     assert TokenFile(tokens).meta.num_documents == 1
     capsys.readouterr()
+
+
+def test_results_in_json_have_the_same_values(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer, tokens = tmp_path / "tokenizer", tmp_path / "tokens"
+    words = ["tokenizer", "train", str(text), "--vocab-size", "300", "--out", str(tokenizer), "--json"]
+    assert main(["--log-format", "json", *words]) == 0
+    said = capsys.readouterr()
+    trained = json.loads(said.out)
+    assert (trained["out"], trained["tokens"]) == (str(tokenizer), 300)
+    (skipped,) = trained["skipped_files"]
+    assert skipped["path"] == str(text / "noise.bin")
+    lines = [json.loads(line)["message"] for line in said.err.splitlines()]
+    assert lines[-1].startswith("training the tokenizer: "), "progress is JSON, and no command comes next"
+    assert (
+        main(["-q", "data", "prepare", str(text), "--tokenizer", str(tokenizer), "--out", str(tokens), "--json"]) == 0
+    )
+    said = capsys.readouterr()
+    assert json.loads(said.out)["tokens"] == TokenFile(tokens).meta.num_tokens
+    assert said.err == ""
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_errors_and_warnings_have_one_prefix_each(capsys: pytest.CaptureFixture[
     assert lines == [
         *("kernels  native", "note: 3 rows are empty", "resuming", "warning: a step is damaged"),
         *("copy: 2 of 2, took " + lines[4].removeprefix("copy: 2 of 2, took "), "error: tensor a is damaged"),
-        *("next: tk verify a", "      tk serve a", "error: steps must be positive"),
+        *("Next:", "  tk verify a", "  tk serve a", "error: steps must be positive"),
     ]
 
 
@@ -89,14 +89,14 @@ def test_wrong_usage_is_an_error_like_any_other(
 )
 def test_quiet_leaves_results_warnings_and_errors(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, *words) == (0, "the result\n", LOUD)
-    assert len(run(capsys, "speak")[2]) == 8, "the next command is not quiet"
+    assert len(run(capsys, "speak")[2]) == 9, "the next command is not quiet"
 
 
 @pytest.mark.parametrize("words", [("-v", "speak"), ("box", "speak", "--verbose")])
 def test_verbose_adds_details_with_time_and_module(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     code, out, lines = run(capsys, *words)
     assert (code, out) == (0, "the result\n")
-    assert all(re.match(r"\d\d:\d\d:\d\d\.\d{3} tk\.[\w.]+: |      tk", line) for line in lines)
+    assert all(re.match(r"\d\d:\d\d:\d\d\.\d{3} tk\.[\w.]+: |  tk", line) for line in lines)
     assert lines[2].endswith(" tk.train.saving.resume: a detail")
     assert lines[4].endswith(" tk.train.saving.resume: warning: a step is damaged")
 
@@ -109,7 +109,7 @@ def test_all_lines_on_standard_error_are_json_where_asked(
     assert (code, out) == (2, "the result\n")
     parsed = [json.loads(line) for line in lines]
     assert [(line["level"], line["message"]) for line in parsed[-2:]] == [
-        ("info", "      tk serve a"),
+        ("info", "Next:\n  tk verify a\n  tk serve a"),
         ("error", "steps must be positive"),
     ]
     assert all({"time", "level", "logger", "message"} <= set(line) for line in parsed)

@@ -33,7 +33,8 @@ def test_a_dry_run_lists_the_files_that_the_command_then_writes(
     assert main(words) == 0
     written = {path.name: path.stat().st_size for path in target.glob("*.safetensors")}
     assert sorted(files) == sorted(f"  {name}  {format_bytes(size)}" for name, size in written.items())
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert f"Next:\n  tk serve {target}\n" in err
     assert re.fullmatch(rf"{target}: [\d.]+ \w+ in {len(files)} files, .*, [\d.]+ GB/s\n", out)
     assert Checkpoint.open(target).layout == Layout(tp=4, pp=2)
 

@@ -61,8 +61,9 @@ def test_ranks_get_the_whole_configuration_and_their_exit_code_is_the_commands(
     config: str, launched: list[tuple[Any, ...]], tmp_path: Path
 ) -> None:
     assert main(["train", config, "--set", "parallel.tp=2", "--set", "train.steps=5", "--nproc", "4"]) == 7
-    ((module, (text, resume), num_ranks, logs, *_),) = launched
-    assert (module, resume, num_ranks, logs) == ("tk.train.launch.rank", "auto", 4, tmp_path / "run" / "logs")
+    ((module, (text, resume, form), num_ranks, logs, *_),) = launched
+    assert (module, resume, form, num_ranks) == ("tk.train.launch.rank", "auto", "text", 4)
+    assert logs == tmp_path / "run" / "logs"
     passed = json.loads(text)
     assert (passed["parallel"]["tp"], passed["train"]["steps"], passed["model"]["vocab_size"]) == (2, 5, 303)
 

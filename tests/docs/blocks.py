@@ -20,7 +20,7 @@ PAGES: Final = tuple(
     )
 )
 # The only reasons for which a block is not run.
-REASONS: Final = frozenset({"takes minutes", "needs a network", "needs 8 GPUs", "needs a cluster"})
+REASONS: Final = frozenset({"takes minutes", "needs a network", "needs a cluster"})
 KINDS: Final = frozenset({"sh", "python", "toml", "json", "dockerfile", "text"})
 PROGRAMS: Final = r"tk|make|python3?|pip|curl|kubectl|docker|torchrun|lm_eval|export|cd|systemctl"
 

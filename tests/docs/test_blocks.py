@@ -13,7 +13,7 @@ tk train a.toml
 
 <!-- not run: needs a network -->
 ```sh
-pip install ruff
+pip install torch
 ```
 
 - An item:
@@ -36,7 +36,7 @@ tp -> dp
 def test_blocks_have_their_language_their_place_and_their_mark() -> None:
     assert list(read_blocks("page.md", PAGE)) == [
         Block("page.md", 4, "sh", "tk train a.toml\n"),
-        Block("page.md", 9, "sh", "pip install ruff\n", "needs a network"),
+        Block("page.md", 9, "sh", "pip install torch\n", "needs a network"),
         Block("page.md", 15, "python", "if True:\n    print(1)\n"),
         Block("page.md", 23, "text", "tp -> dp\n  tk generate c\n", run_by="tests/test_page.py"),
     ]
@@ -44,7 +44,7 @@ def test_blocks_have_their_language_their_place_and_their_mark() -> None:
 
 def test_a_script_is_a_block_of_a_shell_or_what_a_text_shows() -> None:
     scripts = [block.script for block in read_blocks("page.md", PAGE)]
-    assert scripts == ["tk train a.toml\n", "pip install ruff\n", "", "tk generate c\n"]
+    assert scripts == ["tk train a.toml\n", "pip install torch\n", "", "tk generate c\n"]
     assert Block("page.md", 1, "text", "tk plan CONFIG [--json]\n").script == ""
 
 

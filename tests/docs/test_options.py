@@ -1,6 +1,7 @@
 """The options in the documents equal those in the code: docs/commands.md has all, and pages by hand name no others."""
 
 import re
+import tomllib
 from typing import Final
 
 import click
@@ -20,7 +21,8 @@ FOREIGN: Final = frozenset(
         *("--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"),  # torchrun
         *("--shutdown-timeout", "--signals-to-handle"),
         *("--signal", "--requeue", "--ntasks-per-node"),  # sbatch
-        *("--cpus", "--stop-timeout"),  # docker
+        *("--cpus", "--shm-size", "--stop-timeout"),  # docker
+        *("--events", "--local-dir"),  # tk.train.launch.rank, hf
         *("--cert", "--key", "--from-file"),  # kubectl
         *("--timeout", "--fix"),  # pytest, ruff
         *("--tool", "--cache-sim", "--no-show-raw-insn"),  # valgrind, objdump
@@ -45,6 +47,13 @@ def options_of_benchmarks() -> set[str]:
 def test_the_page_of_commands_is_what_the_commands_say() -> None:
     assert command_page.PAGE.read_text() == command_page.page(), "run `make map`"
     assert len(re.findall(r"^\| `-", command_page.page(), re.MULTILINE)) > 150
+
+
+def test_extras_that_options_need_exist() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = re.findall(r"[Ee]xtra `?(\w+)", command_page.page())
+    assert named
+    assert set(named) <= extras.keys()
 
 
 def test_pages_name_no_option_that_no_command_has() -> None:

@@ -22,7 +22,7 @@ from tk.tests.docs.blocks import KINDS, PAGES, REASONS, ROOT, Block, all_blocks
 from tk.tests.docs.shell import commands, here_documents, parse, tk_words
 from tk.train.config.train_config import TrainConfig
 
-MOST_MARKED: Final = 0.5  # of the blocks that could be run; CONTRIBUTING.md and docs/install.md have many
+MOST_MARKED: Final = 0.25  # of the blocks that could be run; CONTRIBUTING.md and docs/install.md have many
 BLOCKS: Final = all_blocks()
 RUNNABLE: Final = KINDS - {"text", "dockerfile"}
 
@@ -51,7 +51,7 @@ def test_every_mark_is_read() -> None:
 def test_a_block_that_another_test_runs_is_known_to_it() -> None:
     for block in BLOCKS:
         if block.run_by:
-            assert block.page in (ROOT / block.run_by).read_text(), block
+            assert Path(block.page).name in (ROOT / block.run_by).read_text(), block
 
 
 @pytest.mark.parametrize("block", [pytest.param(block, id=str(block)) for block in BLOCKS if block.script])

@@ -16,13 +16,23 @@ from tk.tests.docs.blocks import ROOT, Block
 
 CERTIFICATES: Final = ROOT / "tests" / "infer" / "serve" / "certificates"
 SHORT: Final = "--set train.steps=2 --set optimizer.warmup_steps=1"
-# All that a block is changed by: folders of the system, a host that does not exist, and how long something takes.
+SMALL: Final = (
+    "model.hidden_size=64 model.intermediate_size=128 model.num_hidden_layers=2 model.num_attention_heads=4 "
+    "train.global_batch_size=4 train.micro_batch_size=2 train.seq_len=64 data.eval_fraction=0.1"
+)
+# All that a block is changed by: folders of the system, a host that does not exist, how long something takes, and, for
+# eight GPUs, how large a model is.
 CHANGES: Final = (
     ("/etc/tk/", "etc-tk/"),
     ("/opt/tk-kernels", "opt-tk-kernels"),
     ("server.example", "localhost"),
     ("tk train examples/tiny.toml", f"tk train examples/tiny.toml {SHORT}"),
     ("tk train examples/finetune.toml", f"tk train examples/finetune.toml {SHORT} --set train.eval_every=2"),
+    (
+        "tk train examples/llama-1b.toml --nproc 8",
+        f"tk train examples/llama-1b.toml --nproc 2 {SHORT} --set {SMALL.replace(' ', ' --set ')}",
+    ),
+    ("--vocab-size 32000", "--vocab-size 2000"),
     ("train.steps=700", "train.steps=22"),
     ("steps = 50", "steps = 2"),
     ("--rate 4", "--rate 4 --requests 8"),
@@ -43,6 +53,7 @@ tk() {
     case "$1" in
     serve)
         stop
+        : > served
         command tk serve --port 50051 "${@:2}" > served 2> served.log &
         server=$!
         until grep -q '^ready ' served; do kill -0 "$server" || { cat served.log >&2; return 1; }; sleep 0.1; done

@@ -69,11 +69,19 @@ def test_ctrl_c_saves_and_the_resumed_run_is_bit_equal(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as the pool's ranks have
     sections: dict[str, Any] = {"train": {"steps": 30}, "parallel": {"tp": 2, "dp": 1}, "zero": {"stage": 1}}
     rank_pool.run(run_training, 2, config=configure("whole", **sections))
-    process = _start(str(write_toml(configure("stopped", **sections))))
+    process = _start(str(write_toml(configure("stopped", **sections))), "--json", "--log-format", "json")
     wait_for_step(tmp_path / "stopped", 5, process)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=DEADLINE)
+    printed, logged = process.communicate(timeout=DEADLINE)
     assert process.returncode == 130
+    *events, last = map(json.loads, printed.splitlines())
+    steps = [event for event in events if event["event"] == "step"]
+    assert steps == [{"event": "step", **line} for line in metrics_of(tmp_path / "stopped")]
+    assert (last["event"], last["step"], last["loss"]) == ("result", steps[-1]["step"], steps[-1]["loss"])
+    assert [event["path"] for event in events if event["event"] == "saved"][-1] == last["checkpoint"]
+    lines = [json.loads(line) for line in logged.splitlines()]
+    assert {line["level"] for line in lines} == {"info"}
+    assert {line["rank"] for line in lines if line["logger"].startswith("tk.train.records")} == {0}
     stopped_at = Checkpoint.open(tmp_path / "stopped").step
     assert 5 <= stopped_at < 30
     rank_pool.run(run_training, 2, config=configure("stopped", **sections))
@@ -279,9 +287,13 @@ def test_fork_moves_newer_steps_and_sigterm_saves_and_exits_0(
     process = _start(config, "--resume", str(tmp_path / "run" / "step-00000001"), "--fork")
     wait_for_step(tmp_path / "run", 5, process)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=DEADLINE)
+    printed, errors = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0
     assert "steps after 1 are now in" in errors
+    assert "changed train.steps: 3 -> 100000" in errors
+    assert re.search(r"saved \S+/step-\d{8}: .* in .*s\n", errors)
+    assert re.match(r"\S+/step-\d{8}: step \d+ of 100000, loss ", printed)
+    assert f"Next:\n  tk train {config}  # goes on from step " in errors
     assert len(list(tmp_path.glob("run/forked-*/step-*"))) == 2
     (first, _), (last, _) = RunFolder(tmp_path / "run").steps()
     assert first == 1

@@ -24,7 +24,7 @@ from .rank_report import ERROR_FOLDER_VARIABLE, read_reports
 _log = logging.getLogger(__name__)
 
 RENDEZVOUS_VARIABLE = "TK_RENDEZVOUS"
-FORK = "--fork"  # an argument of a rank
+FORK, EVENTS = "--fork", "--events"  # arguments of a rank; the second prints the run's events on standard output
 POLL_SECONDS = 0.05
 _OF_MEMORY = (
     " If no person killed it, the system did, for want of memory (see dmesg); `tk plan` shows what a rank needs."
@@ -122,11 +122,13 @@ class Launcher:
             }
             if rank == 0:
                 self.ranks.append(start_module(self.module, self.arguments, environment=environment))
+                _log.debug("rank 0 is process %d", self.ranks[0].pid)
                 continue
             with (self.log_folder / f"rank-{rank}.log").open("wb") as log:
                 self.ranks.append(
                     start_module(self.module, self.arguments, environment=environment, stdout=log, stderr=log)
                 )
+            _log.debug("rank %d is process %d, and writes to %s", rank, self.ranks[rank].pid, log.name)
 
     def _wait(self, detector: StallDetector) -> None:
         """Waits until all ranks have ended.
@@ -160,7 +162,7 @@ class Launcher:
             return
         self.signal_seen = number
         self.kill_at = min(self.kill_at, time.monotonic() + self.stop_timeout)
-        _log.warning("stopping after the current step and a checkpoint (signal again to quit at once)")
+        _log.info("stopping after the current step and a checkpoint (signal again to quit at once)")
         for rank in self.ranks:
             if rank.poll() is None:
                 rank.send_signal(signal.SIGTERM)

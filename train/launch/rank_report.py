@@ -40,7 +40,7 @@ def write_error(error: Exception, rank: int, peers_lost: bool) -> None:
     trace = "".join(traceback.format_exception(error))
     folder = os.environ.get(ERROR_FOLDER_VARIABLE)
     if folder is None or rank != 0:
-        _log.error("%s", trace)
+        _log.error("Rank %d ended with an error.", rank, exc_info=error)
     if folder is not None:
         path = Path(folder) / f"error-{rank}.json"
         temporary = path.with_suffix(".tmp")

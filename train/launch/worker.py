@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,9 +18,10 @@ from ..config.train_config import TrainConfig
 from ..health.flight_recorder import dump_flight_record, is_peer_loss, start_flight_recorder
 from ..health.heartbeat import HEARTBEATS_VARIABLE, Heartbeat
 from ..health.stop import StopRequest
+from ..records.run_events import events_on_stdout
 from ..run.trainer import Trainer
 from .gpus import require_local_gpu
-from .launcher import FORK, RENDEZVOUS_VARIABLE
+from .launcher import EVENTS, FORK, RENDEZVOUS_VARIABLE
 from .rank_report import write_error
 from .rendezvous import agents_keep_a_store, rendezvous_store
 from .torchrun import give_up, keep_earlier_report
@@ -110,12 +112,14 @@ def _device(deterministic: bool) -> torch.device:
 
 
 def main() -> int:
-    """Runs a rank of the launcher; the configuration is JSON in the first argument."""
-    show_log()
+    """Runs a rank of the launcher; the configuration is JSON in the first argument, see rank.py for the others."""
+    _, text, resume, form, *flags = sys.argv
+    show_log(form, {"rank": int(os.environ["RANK"])})
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     try:
-        config = parse(json.loads(sys.argv[1]), TrainConfig, "the launcher's configuration")
-        return run_rank(config, sys.argv[2], FORK in sys.argv[3:])
+        config = parse(json.loads(text), TrainConfig, "the launcher's configuration")
+        with events_on_stdout() if EVENTS in flags else nullcontext():
+            return run_rank(config, resume, FORK in flags)
     except Exception as error:  # no error may leave the process without a report for the launcher
         write_error(error, int(os.environ["RANK"]), is_peer_loss(error))
         return error.exit_code if isinstance(error, TkError) else 1

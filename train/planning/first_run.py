@@ -224,7 +224,7 @@ def _tunings(name: str, text: CorpusFacts, budget: Budget, model: Model, tokens:
     data |= {"packing": "documents"} if text.examples else {}
     data |= {"eval_fraction": 0.1 if text.examples else _held_out(tokens, seq_len)}
     for adapter in (True,) if lora else (False, True):
-        lr = 2e-4 if adapter else _two_digits(0.0384 / model.hidden_size)
+        lr = 2e-4 if adapter else _two_digits(0.08 / model.hidden_size)
         for micro in (8, 4, 2, 1):
             yield {
                 "model": {"init": model.init},

@@ -3,4 +3,5 @@
 from typing import Final
 
 METRICS: Final = "metrics.jsonl"
-REPLACED: Final = (METRICS,)  # written under another name, then renamed: a crash may leave a half-written copy
+SETTINGS: Final = "settings.json"  # the configuration of the last start
+REPLACED: Final = (METRICS, SETTINGS)  # written under another name, then renamed: a crash may leave a half-written copy

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
 import torch
@@ -14,6 +15,7 @@ from ..config.train_config import TrainConfig
 from ..planning.flops import flops_per_token
 from ..state.progress import StepResult, TrainState
 from .metrics import MetricsFile, memory_bytes, peak_flops
+from .run_events import report_evaluation, report_step
 from .step_profiler import StepProfiler
 
 
@@ -92,7 +94,9 @@ class StepLog:
                 some["loss_scale"] = result.loss_scale
             router_losses = {"balance_loss": result.balance_loss, "z_loss": result.z_loss}
             some |= {name: finite(loss) for name, loss in router_losses.items() if loss}
-            self.metrics.write(
+            _write(
+                self.metrics,
+                report_step,
                 step=state.step,
                 loss=finite(result.loss),
                 lr=result.lr,
@@ -128,5 +132,14 @@ class StepLog:
         """Writes an evaluation's line."""
         if self.metrics is not None:
             perplexity = math.exp(min(loss, 700.0))
-            self.metrics.write(step=step, eval_loss=finite(loss), eval_perplexity=finite(perplexity))
+            values = {"eval_loss": finite(loss), "eval_perplexity": finite(perplexity)}
+            _write(self.metrics, report_evaluation, step=step, **values)
         self.restart_clock()
+
+
+def _write(
+    metrics: MetricsFile, report: Callable[[Mapping[str, float | None]], None], step: int, **values: float | None
+) -> None:
+    """Writes a line of the metrics file and reports its values."""
+    metrics.write(step, **values)
+    report({"step": step, **values})

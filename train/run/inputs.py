@@ -27,6 +27,8 @@ def open_inputs(config: TrainConfig, given: GivenModel, mesh: Mesh, device: torc
     if mesh.world.rank == 0:
         for note in (*inputs.train.notes(), *inputs.held_out.notes()):
             _log.info("%s", note)
+        rows = inputs.train.num_rows, inputs.held_out.num_rows
+        _log.debug("%d rows of %d tokens to train on, %d held out", rows[0], config.train.seq_len, rows[1])
     return inputs
 
 

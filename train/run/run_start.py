@@ -15,6 +15,8 @@ from ...parallel.host import host_group
 from ..config.initial_model import initial_shape, open_init, unsupported_options
 from ..config.run_inputs import Inputs
 from ..config.train_config import TrainConfig
+from ..records.run_events import report_start
+from ..records.run_settings import changes_since, write_settings
 from ..saving.checkpointer import Checkpointer, OpenRun
 from ..saving.resume import Start
 from ..state.progress import TrainState
@@ -69,14 +71,21 @@ class RunStart:
         )
         if self.base is not None:
             self.base.load(checkpointer, self.decoders, readers)
+        state = self._loaded(start, resume, fork)
+        if state is None:
+            self._first_weights(readers)
+        with share_errors(checkpointer.ranks):
+            if self.run.locked:
+                write_settings(config, self.run.attempt)
+        return state or TrainState()
+
+    def _loaded(self, start: Start[TrainState], resume: str, fork: bool) -> TrainState | None:
+        """Loads the checkpoint that `resume` means; returns None if there is none."""
         if resume not in ("auto", "never"):
             return start.from_given(Path(resume), fork)
         if resume == "never":
             start.anew()
-        state = start.from_newest()
-        if state is None:
-            self._first_weights(readers)
-        return state or TrainState()
+        return start.from_newest()
 
     def _first_weights(self, readers: Peers) -> None:
         """Fills what a run begins with, if that is stored: an adapter, or a model that is trained whole."""
@@ -100,9 +109,8 @@ class RunStart:
             self._check_same_run(checkpoint, stored)
         self.checkpointer.load(checkpoint, stored.optimizer_step, stored.loss_scale, readers)
         if self.checkpointer.mesh.world.rank == 0:
-            steps = self.config.train.steps
-            done = f"; train.steps = {steps} leaves nothing to do" if checkpoint.step >= steps else ""
-            _log.info("resuming from %s%s", checkpoint.path, done)
+            changes = changes_since(checkpoint.path.parent, self.config)
+            report_start(str(checkpoint.path), checkpoint.step, changes, self.config.train.steps)
         return stored.state
 
     def _check_same_run(self, checkpoint: Checkpoint, stored: RunResume) -> None:

@@ -186,6 +186,7 @@ class Trainer:
                 last = self.state.step == options.steps or result.stop
                 log.record(self.state, result, last)
                 self.on_step(self.state.step, result)
+                run.saver.report_news()
                 every = self.config.checkpoint.every
                 if last or (every and self.state.step % every == 0):
                     self.heartbeat.beat("save")

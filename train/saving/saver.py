@@ -15,9 +15,11 @@ import torch
 
 from ...checkpoint.save.background_save import BackgroundSaver
 from ...checkpoint.save.save_job import SaveJob
+from ...checkpoint.save.saved_step import SavedStep
 from ...checkpoint.save.state_source import Segments, StateSource
 from ...core.errors import TkError
 from ...parallel.collectives import all_reduce_max
+from ..records.run_events import report_save
 from .replica_check import Checksums, ReplicaCheck
 from .snapshot import Snapshot
 
@@ -80,7 +82,7 @@ class Saver:
         if wait or not self.background or not self._can_go_on():
             if not compared:
                 self.replicas.check(step)
-            self.job.save(step, resume, self.snapshot.values)
+            _report(self.job.save(step, resume, self.snapshot.values))
             return
         writer, segments = self._writer, {}
         if writer is None:
@@ -119,9 +121,14 @@ class Saver:
         """Waits for the writer; states on disk may change then."""
         try:
             if self._writer:
-                self._writer.wait(timeout)
+                _report(self._writer.wait(timeout))
         finally:
             self.snapshot.optimizer.unpin()
+
+    def report_news(self) -> None:
+        """Reports the step that was saved in the background, if it is committed by now; it never waits."""
+        if self._writer:
+            _report(self._writer.news())
 
     def flush_pending(self) -> None:
         """Compares the replicas of the save that was copied last, and starts to write it; does nothing without one.
@@ -156,3 +163,8 @@ class Saver:
             self._thread.shutdown()
             if self._writer:
                 self._writer.close()
+
+
+def _report(saved: SavedStep | None) -> None:
+    if saved is not None:
+        report_save(saved)

@@ -99,6 +99,32 @@ def test_errors_come_with_the_next_wait_and_later_saves_go_on(run: LockedRun, sa
     assert_is_step(run.steps()[-1][1], 3)
 
 
+def test_a_committed_step_is_told_once_and_an_error_left_to_wait(run: LockedRun, saver: BackgroundSaver) -> None:
+    assert saver.news() is None
+    fill(saver, 1)
+    saver.begin(1, {})
+    saved = saver.wait()
+    assert saved is not None
+    path = run.path / "step-00000001"
+    assert (saved.step, saved.path) == (1, str(path))
+    assert saved.num_bytes == sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+    assert 0 < saved.seconds < 60
+    assert saver.wait() is None
+    saver.begin(2, {})
+    found = None
+    while found is None:
+        found = saver.news()
+    assert found.step == 2
+    assert saver.news() is None
+    assert saver.wait() is None
+    saver.begin(2, {})
+    while not saver._answer:
+        assert saver.news() is None
+    with pytest.raises(CheckpointError, match="is not overwritten"):
+        saver.wait()
+    assert saver.wait() is None
+
+
 def test_a_killed_writer_is_reported(run: LockedRun, saver: BackgroundSaver) -> None:
     os.kill(saver.process_id, signal.SIGSTOP)
     saver.begin(1, {})

@@ -57,7 +57,7 @@ def call_main(
         monkeypatch.setenv("RANK", "1")
         monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
         monkeypatch.setenv(ERROR_FOLDER_VARIABLE, str(tmp_path))
-        monkeypatch.setattr(sys, "argv", ["worker", config.model_dump_json(), "never", *more])
+        monkeypatch.setattr(sys, "argv", ["worker", config.model_dump_json(), "never", "text", *more])
         monkeypatch.setattr(worker, "run_rank", run)
         return main()
 

@@ -55,6 +55,8 @@ def test_the_newest_step_is_loaded_and_reported(configure: Configure, caplog: py
     assert torch.equal(embedding(trainer), stored_embedding(folder / step_name(2)))
     assert f"resuming from {folder / step_name(2)}" in caplog.text
     assert "nothing to do" not in caplog.text
+    assert "changed train.steps: 2 -> 9" in caplog.text
+    assert "changed checkpoint.every: 1 -> 0" in caplog.text
     with caplog.at_level("INFO"):
         started(configure(train={"steps": 2}))
     assert "train.steps = 2 leaves nothing to do" in caplog.text

@@ -8,8 +8,10 @@ chunk that was just appended. Vectors of 4 bits have twins in int8, in blocks of
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from .....core.casts import Array
 from ...kv_formats import INT4, INT8, hadamard_size, kv_format
 from .pages import CPU, Pages, make_pages
 
@@ -105,20 +107,23 @@ class KVCache:
         """Assigns twins to blocks, which earlier owners lose unless they have others by now."""
         blocks, twins = twins_N2.unbind(-1)
         earlier = self._owner[twins]
-        self._twin_of[earlier[self._twin_of[earlier] == twins]] = 0
+        self._twin_of[torch.where(self._twin_of[earlier] == twins, earlier, 0)] = 0  # block 0 never has another twin
         self._owner[twins], self._twin_of[blocks] = blocks, twins
 
-    def places(self, slots_T: torch.Tensor) -> tuple[Places, Places | None]:
+    def places(self, slots: Array) -> tuple[Places, Places | None]:
         """Returns the places of tokens and of their twins, if there are any, for `append`; slots as in RunningPlan."""
+        begun = slots[slots % self.block_size == 0] // self.block_size
+        slots_T, begun_N = (torch.from_numpy(each.astype(np.int64)).to(self.device) for each in (slots, begun))
         block_T, offset_T = slots_T // self.block_size, slots_T % self.block_size
-        return self._places(block_T, offset_T), self._places(
-            self._twin_of[block_T], offset_T
-        ) if self.has_twins else None
+        places = self._places(block_T, offset_T, begun_N)
+        if not self.has_twins:
+            return places, None
+        return places, self._places(self._twin_of[block_T], offset_T, self._twin_of[begun_N])
 
-    def _places(self, block_T: torch.Tensor, offset_T: torch.Tensor) -> Places:
+    def _places(self, block_T: torch.Tensor, offset_T: torch.Tensor, begun_N: torch.Tensor) -> Places:
         heads = torch.arange(self.num_kv_heads, device=self.device)
         lines = (block_T.unsqueeze(-1) * self.num_kv_heads + heads) * self.block_size + offset_T.unsqueeze(-1)
-        return Places(lines.flatten(), block_T[offset_T == 0])
+        return Places(lines.flatten(), begun_N)
 
     def pages(self, blocks_PN: torch.Tensor) -> torch.Tensor:
         """Returns the pages of P tiles of N blocks each, ordered (P, kv head, N), for `read`."""

@@ -106,13 +106,12 @@ class ModelRunner(Backend):
 
         A step without rows has one empty part.
         """
-        wanted = self._on_device(plan.rows.token)
+        wanted = plan.rows.token
         self._cache.assign(self._on_device(plan.twins), self._on_device(plan.forks))
         normed = []
         for tile in cut(len(plan.tokens), self.sizes):
-            normed_TD = self._forward(plan, tile)
-            inside = (wanted >= tile.first) & (wanted < tile.stop)
-            normed.append(normed_TD[wanted[inside] - tile.first])
+            inside = wanted[(wanted >= tile.first) & (wanted < tile.stop)]
+            normed.append(self._forward(plan, tile)[self._on_device(inside - tile.first)])
         normed_RD = torch.cat(normed)
         if not len(normed_RD):
             yield 0, torch.empty(0, self._program.vocab_size, device=self._cache.device)
@@ -125,9 +124,8 @@ class ModelRunner(Backend):
         inputs = np.zeros((2, tile.size), np.int64)
         inputs[:, : tile.stop - tile.first] = plan.tokens[part], plan.positions[part]
         tokens, positions = self._on_device(inputs)
-        slots = self._on_device(plan.slots[part])
         spans = spans_within(plan, tile.first, tile.stop)
-        attention = PagedAttention(self._cache, spans, slots, self._program.num_heads)
+        attention = PagedAttention(self._cache, spans, plan.slots[part], self._program.num_heads)
         return self._interpreter.forward(tokens, positions, attention, self._within(plan.adapter_rows, tile))
 
     def _within(self, ranges: Array, tile: RowTile) -> list[AdaptedRange]:

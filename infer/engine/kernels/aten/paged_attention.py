@@ -15,6 +15,7 @@ from typing import Final
 
 import torch
 
+from .....core.casts import Array
 from .....core.integers import ceil_div, round_up
 from ...options import ATTENTION_TILE
 from ...step.running_plan import TokenSpan
@@ -52,6 +53,7 @@ class _Prefill:
         positions_QR: the position of each query row.
         first_tile: the first tile that a query of the span sees.
         tiles: the blocks of each tile.
+        unseeing: for each tile, the number of query tiles that end before it; these are the first ones.
     """
 
     first: int
@@ -59,6 +61,7 @@ class _Prefill:
     positions_QR: torch.Tensor
     first_tile: int
     tiles: torch.Tensor
+    unseeing: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +85,17 @@ class PagedAttention:
     Args:
         cache: the rank's KV cache.
         spans: the spans of the pass's tokens; tokens outside of them are padding and get zeros.
-        slots_T: the cache slots of the tokens' keys and values (see RunningPlan), without padding.
+        slots: the cache slots of the tokens' keys and values (see RunningPlan), without padding.
         num_heads: the number of query heads on this rank.
     """
 
-    def __init__(self, cache: KVCache, spans: Sequence[TokenSpan], slots_T: torch.Tensor, num_heads: int) -> None:
+    def __init__(self, cache: KVCache, spans: Sequence[TokenSpan], slots: Array, num_heads: int) -> None:
         self.cache = cache
         self.device, self.num_kv_heads, self.head_dim = cache.device, cache.num_kv_heads, cache.head_dim
         self.group = num_heads // cache.num_kv_heads
         self.blocks_per_tile = ATTENTION_TILE // cache.block_size
-        self.num_tokens = len(slots_T)
-        self.places = cache.places(slots_T)
+        self.num_tokens = len(slots)
+        self.places = cache.places(slots)
         self.spans = tuple(spans)
         self._plans: dict[int | None, _Plan] = {}
 
@@ -175,8 +178,13 @@ class PagedAttention:
         length = span.stop - span.start
         num_rows = round_up(length * self.group, QUERY_ROWS)
         positions = (span.start + torch.arange(num_rows, device=self.device) // self.group).clamp_max(span.stop - 1)
-        first_tile = _first_tile(span.start, window)
-        return _Prefill(span.first, length, positions.view(-1, QUERY_ROWS), first_tile, self._tiles(span))
+        first_tile, tiles = _first_tile(span.start, window), self._tiles(span)
+        # the last row of query tile i has the position span.start + ((i + 1) * QUERY_ROWS - 1) // group
+        unseeing = tuple(
+            max(0, (begin - span.start) * self.group) // QUERY_ROWS
+            for begin in range(0, len(tiles) * ATTENTION_TILE, ATTENTION_TILE)
+        )
+        return _Prefill(span.first, length, positions.view(-1, QUERY_ROWS), first_tile, tiles, unseeing)
 
     def _read(self, layer: int, blocks_PN: torch.Tensor) -> KeyTiles:
         keys, values = self.cache.read(layer, self.cache.pages(blocks_PN), self.blocks_per_tile)
@@ -215,7 +223,7 @@ class PagedAttention:
         softmax = OnlineSoftmax()
         for tile, blocks in enumerate(plan.tiles[plan.first_tile :], plan.first_tile):
             begin = tile * ATTENTION_TILE
-            unseeing = int((plan.positions_QR[:, -1] < begin).sum())  # query tiles that end before this one
+            unseeing = plan.unseeing[tile]
             keys_C = begin + torch.arange(ATTENTION_TILE, device=self.device)
             query_QR1 = plan.positions_QR[unseeing:].unsqueeze(-1)
             hidden_QRC = _hidden(keys_C, query_QR1, window)

@@ -7,6 +7,7 @@ them.
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,6 +87,20 @@ TWINS = [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6)]  # of blocks whose valu
 @pytest.fixture(autouse=True)
 def _with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_WITHOUT_KERNELS", frozenset())
+
+
+def waits_of_steps(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Returns a list to which each step adds what the host waited for."""
+    found, step = list[list[str]](), ModelRunner.step
+
+    def noted(runner: ModelRunner, plan: RunningPlan) -> Any:
+        before = len(gpu.waits)
+        output = step(runner, plan)
+        found.append(gpu.waits[before:])
+        return output
+
+    monkeypatch.setattr(ModelRunner, "step", noted)
+    return found
 
 
 def computed(
@@ -174,3 +189,30 @@ def test_every_operation_of_a_tensor_parallel_rank_has_tensors_of_one_device(
     assert gpu.num_operations > 1000
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+# What a step sends to the GPU before its first layer, and the logits that it reads after the last.
+OF_STEPS = (
+    "infer/engine/kernels/aten/model_runner.py ",
+    "infer/engine/kernels/aten/kv_cache.py places",
+    "infer/engine/kernels/aten/paged_attention.py _tiles",
+    "infer/engine/kernels/aten/paged_attention.py _tensor",
+)
+
+
+@pytest.mark.parametrize("kv_dtype", ["int4", *(pytest.param(each, marks=pytest.mark.matrix) for each in KV_DTYPES)])
+def test_no_layer_waits(kv_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many layers a model has, a step waits as often as before the first one and after the last."""
+    counts = []
+    for layers in (1, 3):
+        folder = tmp_path / str(layers)
+        config = ENTRIES["llama3"].make_config()
+        config.num_hidden_layers = layers
+        ENTRIES["llama3"].model(config).save_pretrained(folder)
+        with torch.inference_mode(), pretend_gpu() as gpu, monkeypatch.context() as patch:
+            waits = waits_of_steps(gpu, patch)
+            computed(folder, "bf16", kv_dtype, "auto", GPU)
+        assert not [each for step in waits for each in step if not each.startswith(OF_STEPS)]
+        counts.append([len(step) for step in waits])
+    assert counts[0] == counts[1]
+    assert all(counts[0])

@@ -77,7 +77,8 @@ class Case:
         """Counts the elements of a tile's hidden states that differ from training's over the same paged attention."""
         program, weights, cache = self.lower(num_slices=1)
         inputs, positions = tokens()[0, :ROWS], torch.arange(ROWS)
-        attention = partial(PagedAttention, spans=[TokenSpan(0, 0, ROWS, np.array([1]))], slots_T=BLOCK + positions)
+        spans, slots = [TokenSpan(0, 0, ROWS, np.array([1]))], BLOCK + np.arange(ROWS)
+        attention = partial(PagedAttention, spans=spans, slots=slots)
         mine, theirs = (attention(each, num_heads=program.num_heads) for each in (cache, self.cache()))
 
         def attend(at: AttendingLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """The cache: vectors come back from the blocks that they were stored in, integers rotated and within half a step."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,7 @@ def cache(kv_dtype: str, num_layers: int = 2) -> KVCache:
 
 
 def store(cache: KVCache, layer: int, slots: list[int], k_THE: torch.Tensor, v_THE: torch.Tensor) -> None:
-    cache.append(layer, cache.places(torch.tensor(slots)), k_THE, v_THE)
+    cache.append(layer, cache.places(np.array(slots)), k_THE, v_THE)
 
 
 def random(num_tokens: int, seed: int) -> torch.Tensor:

@@ -51,14 +51,14 @@ class Case:
                 spans.append(TokenSpan(length + i, position, position + 1, other))
                 for part, source in zip(parts, (self.q, self.k, self.v), strict=True):
                     part.append(source[(start + 7 * i) % LENGTH][None])
-            attention = PagedAttention(cache, spans, torch.from_numpy(np.concatenate(slots)), self.heads)
+            attention = PagedAttention(cache, spans, np.concatenate(slots), self.heads)
             q, k, v = (torch.cat(part) for part in parts)
             attention.append(0, k, v)
             outputs.append(attention.attend(0, window, q)[:length])
         return torch.cat(outputs)
 
     def _append(self, cache: KVCache, table: Array, positions: Array, values: torch.Tensor) -> None:
-        cache.append(0, cache.places(torch.from_numpy(_slots(table, positions))), values, values)
+        cache.append(0, cache.places(_slots(table, positions)), values, values)
 
 
 def _slots(table: Array, positions: Array) -> Array:
