@@ -63,9 +63,11 @@ def test_it_is_a_softmax_over_what_each_query_sees(
 def test_no_mask_grows_with_the_square_of_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes, attend = [], torch.nn.functional.scaled_dot_product_attention
 
-    def noted(*values: torch.Tensor, attn_mask: torch.Tensor, enable_gqa: bool) -> torch.Tensor:
+    def noted(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor, enable_gqa: bool
+    ) -> torch.Tensor:
         sizes.append(attn_mask.numel())
-        return attend(*values, attn_mask=attn_mask, enable_gqa=enable_gqa)
+        return attend(q, k, v, attn_mask=attn_mask, enable_gqa=enable_gqa)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
     monkeypatch.setattr(attention, "_QUERIES", 16)
