@@ -39,7 +39,8 @@ def exact(
     seen = (distance >= 0) & (document.unsqueeze(-1) == document) & (distance < (window or len(place)))
     q, k, v = (each.flatten(0, 1).transpose(0, 1) for each in (q_BLHE, k, v))
     weights = (q @ k.mT * WIDTH**-0.5).masked_fill(~seen, -torch.inf).softmax(-1)
-    return (weights @ v).transpose(0, 1).view_as(q_BLHE)
+    attended: torch.Tensor = (weights @ v).transpose(0, 1).view_as(q_BLHE)
+    return attended
 
 
 @pytest.mark.parametrize("window", [None, 1, 5, 16, 17, 40])
