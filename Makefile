@@ -78,7 +78,7 @@ map: $(READY) ## write docs/modules.md, docs/commands.md and the tables of docs/
 	@$(BIN)/python scripts/sizing_tables.py
 
 # Sphinx lives in an environment of its own, in exact versions: scripts/website/requirements.txt.
-site: $(READY) ## build the pages of docs/ as a site with search, in .build/site
+site: $(READY) ## build the pages of docs/ as a site with search, in .build/website
 	@$(BIN)/python scripts/website/build.py
 
 # ---- machines with a GPU ------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from ..core.errors import ConfigError
 from ..core.progress import format_bytes, format_count
 from .common import PATH, PATH_TEXT
 from .init_toml import toml_of
+from .invocation import suggest
 
 if TYPE_CHECKING:
     from ..data.corpus_facts import CorpusFacts
@@ -43,7 +44,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 def init(name: str, texts: tuple[str, ...], model: Path | None, lora: bool, minutes: float) -> None:
     """Write NAME.toml for `tk train`, and print the commands that come next.
 
-    A text is a text file, a file of rows or a folder of them, as for `tk data prepare`; without --text, it is the
+    A text is a file of text or of rows, or a folder of them, as for `tk data prepare`; without --text, it is the
     sources of Python's standard library. The size of the model, the vocabulary, the batches and the number of steps
     follow from the amount of text, this machine and --minutes; a comment explains every key.
     """
@@ -73,9 +74,8 @@ def init(name: str, texts: tuple[str, ...], model: Path | None, lora: bool, minu
     commands = _commands(name, texts, run, tokenizer)
     facts = _facts(run, text, budget)
     Path(f"{name}.toml").write_text(toml_of(run.values, _heading(facts, commands)), encoding="utf-8")
-    click.echo(f"{name}.toml: {facts}\n\nNext:")
-    for command in commands:
-        click.echo(f"  {command}")
+    click.echo(f"{name}.toml: {facts}")
+    suggest(*commands)
 
 
 def _refuse_existing(name: str) -> None:

@@ -29,7 +29,7 @@ EXPLANATIONS: Final[Mapping[str, str]] = MappingProxyType(
         "optimizer.lr": "largest learning rate; halve it if the loss jumps",
         "optimizer.warmup_steps": "first steps, in which the rate rises to lr",
         "optimizer.weight_decay": "pulls weights to zero; a trained model needs none",
-        "precision.params": "number format of the weights: bf16 where the machine is fast in it, else fp32",
+        "precision.params": "number format of the weights: fp32, or bf16 with a copy in fp32 for the optimizer",
         "zero.stage": "1: each GPU keeps a part of the optimizer's state",
         "checkpoint.dir": "the run folder: checkpoints and metrics",
         "checkpoint.every": "steps between two saves; the same command resumes from the newest",

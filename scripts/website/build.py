@@ -1,4 +1,4 @@
-"""Builds the site of `make site` into .build/site, with Sphinx in an environment of its own; any warning fails it."""
+"""Builds the site of `make site` in .build/website, with Sphinx in an environment of its own; any warning fails it."""
 
 import subprocess
 import sys
@@ -8,8 +8,8 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 HERE: Final = Path(__file__).resolve().parent
 REQUIREMENTS: Final = HERE / "requirements.txt"
-VENV: Final = ROOT / ".build" / "site-venv"
-SITE: Final = ROOT / ".build" / "site"
+VENV: Final = ROOT / ".build" / "website-venv"
+SITE: Final = ROOT / ".build" / "website"
 PIP: Final = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries", "1", "--timeout", "30")
 
 

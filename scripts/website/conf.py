@@ -16,6 +16,7 @@ NAVIGATION: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "docs/tutorial",
             "docs/sizing",
             "docs/commands",
+            "docs/terminal",
             "docs/troubleshooting",
         ),
         "Train": (

@@ -65,11 +65,12 @@ def test_what_is_written_is_read_and_explained(
     words: tuple[str, ...], here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == 0
-    said, written = capsys.readouterr().out, (here / "mine.toml").read_text()
+    said, written = capsys.readouterr(), (here / "mine.toml").read_text()
     load_toml(here / "mine.toml", TrainConfig)
     given = {f"{section}.{key}" for section, keys in tomllib.loads(written).items() for key in keys}
     assert sorted(keys_of(written)) == sorted(given)
-    commands = said.split("Next:\n")[1].splitlines()
+    commands = said.err.split("Next:\n")[1].splitlines()
+    assert said.out.splitlines()[-1].startswith("mine.toml: ")
     assert [line.removeprefix("#") for line in written.splitlines() if line.startswith("#   tk ")] == [
         f" {line}" for line in commands
     ]
@@ -122,7 +123,7 @@ def test_wrong_usage_says_what_would_be_right(
 def test_a_model_with_a_template_keeps_its_tokenizer(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "model" / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     assert main(("init", "--model", "model", "--text", "chats.jsonl")) == 0
-    assert "--tokenizer model --out mine-tokens" in capsys.readouterr().out
+    assert "--tokenizer model --out mine-tokens" in capsys.readouterr().err
     assert load_toml(here / "mine.toml", TrainConfig).data.tokenizer is None
     assert not (here / "mine-tokenizer").exists()
 
@@ -133,7 +134,7 @@ def test_a_model_with_a_template_keeps_its_tokenizer(here: Path, capsys: pytest.
 )
 def test_the_printed_commands_train(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(VARIANTS[name]) == 0
-    commands = [line.strip() for line in capsys.readouterr().out.split("Next:\n")[1].splitlines()]
+    commands = [line.strip() for line in capsys.readouterr().err.split("Next:\n")[1].splitlines()]
     assert commands[-1].startswith("tk serve ")
     for command in commands[:-1]:
         words = shlex.split(command)[1:]

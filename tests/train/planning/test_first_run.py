@@ -13,6 +13,7 @@ from tk.train.config.train_config import TrainConfig
 from tk.train.planning.first_run import (
     MIN_BYTES,
     MIN_STEPS,
+    MIN_TUNING_STEPS,
     MOST_EPOCHS,
     Budget,
     Model,
@@ -98,10 +99,10 @@ def write_model(folder: Path, hidden: int, layers: int) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("memory", "adapter"), [(64 << 30, False), (6 << 30, True)], ids=["memory for all", "memory for an adapter"]
+    ("memory", "adapter"), [(64 << 30, False), (3 << 30, True)], ids=["memory for all", "memory for an adapter"]
 )
 def test_a_model_that_is_too_large_to_train_gets_an_adapter(memory: int, adapter: bool, tmp_path: Path) -> None:
-    model = Model(str(write_model(tmp_path / "model", 2048, 8)), "", 2048, 4096)
+    model = Model(str(write_model(tmp_path / "model", 2048, 4)), "", 2048, 4096)
     budget = Budget(8, memory, 0, True, 5)
     run = fine_tuning("mine", chats(10**6, 1000), budget, model, lora=False)
     assert ("lora" in run.values) == adapter
@@ -111,9 +112,9 @@ def test_a_model_that_is_too_large_to_train_gets_an_adapter(memory: int, adapter
 
 
 def test_a_model_that_does_not_fit_at_all_is_refused(tmp_path: Path) -> None:
-    model = Model(str(write_model(tmp_path / "model", 4096, 8)), "", 4096, 4096)
-    with pytest.raises(ConfigError, match=r"even an adapter .* takes .* of memory, and 2\.8 GiB can be used"):
-        fine_tuning("mine", chats(10**6, 1000), Budget(8, 4 << 30, 0, True, 5), model, lora=False)
+    model = Model(str(write_model(tmp_path / "model", 4096, 2)), "", 4096, 4096)
+    with pytest.raises(ConfigError, match=r"even an adapter .* takes .* of memory, and 717 MiB can be used"):
+        fine_tuning("mine", chats(10**6, 1000), Budget(8, 1 << 30, 0, True, 5), model, lora=False)
 
 
 def test_fine_tuning_reads_the_rows_three_times(tmp_path: Path) -> None:
@@ -122,6 +123,13 @@ def test_fine_tuning_reads_the_rows_three_times(tmp_path: Path) -> None:
     assert run.plan.steps * run.plan.tokens_per_step == pytest.approx(3 * (10**7 / 4 + 8000), rel=0.01)
     assert run.values["train"]["seq_len"] == 256
     assert run.values["data"]["tokenizer"] == "mine-tokenizer"
+
+
+def test_a_few_rows_are_learned_in_a_few_steps(tmp_path: Path) -> None:
+    model = Model(str(write_model(tmp_path / "model", 128, 2)), "", 128, 256)
+    run = fine_tuning("mine", chats(MIN_BYTES, 100), LAPTOP, model, lora=False)
+    assert run.values["train"]["steps"] == run.plan.steps == MIN_TUNING_STEPS
+    assert run.values["optimizer"]["warmup_steps"] == 2
 
 
 def test_what_is_planned_is_what_the_file_says(tmp_path: Path) -> None:
