@@ -10,12 +10,14 @@ from ..core.progress import format_bytes
 from .common import PATH, print_json
 from .engine_options import QUANTIZED_DTYPES
 from .fit_options import FitOptions, fit_options
+from .hinted_command import ConfigCommand
 
 SERVING_TPS = (1, 2, 4, 8)
 
 
 @click.command(
-    epilog="\b\nExamples:\n  tk plan examples/llama-1b.toml --nproc 8 --set zero.stage=3\n  tk plan runs/demo/run"
+    cls=ConfigCommand,
+    epilog="\b\nExamples:\n  tk plan examples/llama-1b.toml --nproc 8 --set zero.stage=3\n  tk plan runs/demo/run",
 )
 @click.argument("path", metavar="CONFIG.toml|CKPT", type=PATH)
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override one key of CONFIG.")

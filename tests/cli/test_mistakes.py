@@ -5,6 +5,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,12 @@ from tk.tests.cli.mistakes.of_servers import OF_SERVERS
 from tk.tests.cli.mistakes.of_text import OF_TEXT
 from tk.tests.cli.mistakes.servers import serving
 from tk.tests.cli.mistakes.world import make_world
+from tk.tests.house.pages import sections
 from tk.train.launch import launcher
 
 MISTAKES = OF_TEXT | OF_RUNS | OF_CHECKPOINTS | OF_SERVERS
 NUM_MISTAKES = 64
+PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
 LONGEST = 110  # words of a message
 FOUND_BY_RANKS = ("another model in the run's folder", "a new run in an old folder", "a learning rate that is too high")
 WITHOUT = {"demo", "examples", "init"}  # tests/cli/test_demo.py, test_examples.py and test_init.py have theirs
@@ -55,6 +58,14 @@ def _prepare(mistake: Mistake, world: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(connection, "FIRST_PAUSE_SECONDS", 0.0)  # a server that is not there stays away
 
 
+@cache
+def _words_of(section: str) -> list[str]:
+    """Returns what a section of the page quotes of messages: its heading, and texts in quotes, in lower case."""
+    heading, _, text = sections(PAGE)[section].partition("\n")
+    quoted = re.findall(r'"([^"]+)"', " ".join(text.split()))
+    return [heading.lstrip("# ").lower(), *map(str.lower, quoted)]
+
+
 def _check(mistake: Mistake, capsys: pytest.CaptureFixture[str]) -> None:
     """Makes the mistake, and compares message and exit code with the row."""
     capsys.readouterr()
@@ -66,6 +77,9 @@ def _check(mistake: Mistake, capsys: pytest.CaptureFixture[str]) -> None:
     for part in (mistake.what, mistake.where, mistake.remedy):
         assert re.search(part, message, re.IGNORECASE), f"{part!r} is not in: {message}"
     assert code == mistake.code, message
+    assert any(each in message.lower() for each in _words_of(mistake.section)), (
+        "its section has no words of the message"
+    )
     assert "Traceback" not in message
     assert len(shown.err.split()) <= LONGEST, "a message is one readable paragraph"
 

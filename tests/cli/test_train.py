@@ -1,6 +1,7 @@
 """`tk train` up to the start of its ranks: refusals, plans, arguments and clean-up."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from tk.cli.main import main
 from tk.core.errors import TkError
 from tk.train.launch import gpus, launcher, worker
+from tk.train.records.run_events import report_step
 
 CONFIG = """
 [model]
@@ -114,19 +116,25 @@ def test_more_ranks_than_gpus_are_refused_before_any_rank_starts(
 
 
 def test_under_torchrun_this_process_is_a_rank(
-    config: str, launched: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+    config: str, launched: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ranks: list[tuple[int, str, bool]] = []
 
     def run_rank(config: Any, resume: str, fork: bool) -> int:
         ranks.append((config.train.steps, resume, fork))
+        report_step({"step": 3, "loss": 2.5})
+        logging.getLogger("tk.train").warning("a step is damaged")
         return 5
 
     monkeypatch.setattr(worker, "run_rank", run_rank)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(["train", config, "--resume", "/step", "--fork"]) == 5
+    assert main(["--log-format", "json", "train", config, "--resume", "/step", "--fork", "--json"]) == 5
     assert ranks == [(3, "/step", True)]
+    printed, logged = capsys.readouterr()
+    assert json.loads(printed) == {"event": "step", "step": 3, "loss": 2.5}, "and rank 0 alone prints the result"
+    (line,) = map(json.loads, logged.splitlines())
+    assert (line["rank"], line["message"]) == (1, "a step is damaged")
     assert launched == []
 
 

@@ -1,6 +1,7 @@
 """The end of `tk train`: its result, and the commands that come next."""
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,14 @@ def test_a_run_that_was_stopped_says_how_it_goes_on(
     monkeypatch.setattr(Ranks, "code", 1)
     assert main(["-q", "train", config]) == 1
     assert capsys.readouterr().err == ""
+
+
+def test_an_older_evaluation_is_not_that_of_the_newest_step(
+    config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "METRICS", METRICS[:3])
+    assert main(["train", config]) == 0
+    assert "step 3 of 3, loss 4.000, in " in capsys.readouterr().out
 
 
 def test_the_last_line_of_json_is_the_result(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 
 from tk.checkpoint import Checkpoint, Options, export_links, prepare_export, prepare_reshard, reshard
 from tk.core.errors import ConfigError
-from tk.core.given_paths import as_path
+from tk.core.given_paths import as_path, near_path
 from tk.core.layout import Layout
 from tk.infer import LLM, AsyncLLM
 from tk.tests.checkpoint.saving import LLAMA, save_step
@@ -48,3 +48,10 @@ def test_another_thing_is_no_path(given: Any) -> None:
 def test_a_path_stays_as_it_is() -> None:
     assert as_path("a/b") == as_path(Path("a/b")) == Path("a/b")
     assert as_path(".") == Path()
+
+
+def test_a_near_path_is_named(tmp_path: Path) -> None:
+    (tmp_path / "demo").mkdir()
+    assert near_path(tmp_path / "dmeo") == f" Did you mean {tmp_path / 'demo'}?"
+    assert near_path(tmp_path / "another") == ""
+    assert near_path(tmp_path / "nowhere" / "demo") == ""

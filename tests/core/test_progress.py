@@ -1,9 +1,12 @@
 """Progress on a terminal and elsewhere; sizes and durations in words."""
 
 import io
+import json
+import sys
 
 import pytest
 
+from tk.core.console_log import show_log
 from tk.core.progress import PlainProgress, format_bytes, format_count, format_seconds, progress_bar
 from tk.tests.clock import Clock
 
@@ -73,3 +76,16 @@ def test_a_terminal_gets_a_bar() -> None:
     assert "train" in shown
     assert "10/10" in shown
     assert "loss 2.5" in shown
+
+
+@pytest.mark.parametrize(("form", "shown"), [("quiet text", ""), ("json", "copy: 2 of 2, took")])
+def test_a_terminal_gets_no_bar_beside_a_log_that_is_quiet_or_json(
+    form: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stream := Terminal())
+    show_log(form)
+    with progress_bar("copy", 2) as progress:
+        progress.advance(2)
+    show_log()
+    lines = [json.loads(line)["message"] for line in stream.getvalue().splitlines()]
+    assert [line[: len(shown)] for line in lines] == ([shown] if shown else [])

@@ -132,3 +132,25 @@ def test_python_blocks_import_what_tk_has(block: Block) -> None:
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "tk":
             module = importlib.import_module(node.module or "")
             assert [each.name for each in node.names if not hasattr(module, each.name)] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "make nothing",
+        "python examples/none.py",
+        "python -m tk.benchmarks.bench_none",
+        "tk train examples/none.toml",
+        "tk train a.toml --set train.stepz=3",
+        "tk serve a --block-size 3",
+        "RUN tk doctor --built here",
+    ],
+)
+def test_a_command_that_names_what_does_not_exist_is_seen(line: str) -> None:
+    with pytest.raises((AssertionError, ValueError, ConfigError)):
+        check_command(line.split())
+
+
+def test_a_configuration_with_an_unknown_key_is_seen() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key 'train\.stepz'"):
+        check_configuration("a.toml", 'data.sources = "stdlib"\ntrain.stepz = 3\n')

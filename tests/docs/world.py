@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import shutil
 import socket
@@ -84,11 +85,18 @@ MULTIPLY: Final = '__attribute__((visibility("default"))) int multiply_{0}(int a
 
 
 def free_port() -> int:
-    """Returns a port of the loopback interface that nothing listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+    """Returns a port of the loopback interface that nothing listens on.
+
+    It is below those that the system gives to others, since seconds pass until a server takes it.
+    """
+    for port in random.sample(range(20_000, 32_000), 100):
+        with socket.socket() as tried:
+            try:
+                tried.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError("No port is free.")
 
 
 class World:

@@ -24,7 +24,7 @@ from .rank_report import ERROR_FOLDER_VARIABLE, read_reports
 _log = logging.getLogger(__name__)
 
 RENDEZVOUS_VARIABLE = "TK_RENDEZVOUS"
-FORK, EVENTS = "--fork", "--events"  # arguments of a rank; the second prints the run's events on standard output
+FORK, EVENTS = "--fork", "--json"  # arguments of a rank; the second prints the run's events on standard output
 POLL_SECONDS = 0.05
 _OF_MEMORY = (
     " If no person killed it, the system did, for want of memory (see dmesg); `tk plan` shows what a rank needs."

@@ -1,4 +1,4 @@
-"""The entry point of a training rank: `python -m tk.train.launch.rank CONFIG RESUME FORM [--fork] [--events]`.
+"""The entry point of a training rank: `python -m tk.train.launch.rank CONFIG RESUME FORM [--fork] [--json]`.
 
 FORM is that of the log, see `show_log`. The module ties the process to its launcher before it imports torch, which
 takes seconds. A rank so never outlives a launcher that dies early.
