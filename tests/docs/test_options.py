@@ -22,7 +22,7 @@ FOREIGN: Final = frozenset(
         *("--shutdown-timeout", "--signals-to-handle"),
         *("--signal", "--requeue", "--ntasks-per-node"),  # sbatch
         *("--cpus", "--shm-size", "--stop-timeout"),  # docker
-        *("--events", "--local-dir"),  # tk.train.launch.rank, hf
+        "--local-dir",  # hf
         *("--cert", "--key", "--from-file"),  # kubectl
         *("--timeout", "--fix"),  # pytest, ruff
         *("--tool", "--cache-sim", "--no-show-raw-insn"),  # valgrind, objdump

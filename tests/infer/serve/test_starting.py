@@ -59,7 +59,8 @@ def test_a_signal_while_workers_load(
     assert "\n".join(said).strip() == words.strip()
 
 
-@pytest.mark.parametrize("log_format", ["json", pytest.param("text", marks=pytest.mark.matrix)])
+@pytest.mark.matrix
+@pytest.mark.parametrize("log_format", ["json", "text"])
 def test_a_first_build_shows_its_progress_and_why_it_failed(
     model: str, log_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

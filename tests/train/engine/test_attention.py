@@ -39,7 +39,8 @@ def exact(
     seen = (distance >= 0) & (document.unsqueeze(-1) == document) & (distance < (window or len(place)))
     q, k, v = (each.flatten(0, 1).transpose(0, 1) for each in (q_BLHE, k, v))
     weights = (q @ k.mT * WIDTH**-0.5).masked_fill(~seen, -torch.inf).softmax(-1)
-    return (weights @ v).transpose(0, 1).view_as(q_BLHE)
+    attended: torch.Tensor = (weights @ v).transpose(0, 1).view_as(q_BLHE)
+    return attended
 
 
 @pytest.mark.parametrize("window", [None, 1, 5, 16, 17, 40])
@@ -50,9 +51,9 @@ def test_it_is_a_softmax_over_what_each_query_sees(
     monkeypatch.setattr(attention, "_QUERIES", 16)
     *values, grad = drawn(40)
     mine, right = ([each.clone().requires_grad_() for each in values] for _ in range(2))
-    found = attention_within(documents)(Windowed(0, window), *mine)
+    found = attention_within(documents)(Windowed(0, window), mine[0], mine[1], mine[2])
     starts = [0, 40] if not documents else [0, *accumulate(documents[:-1])]
-    expected = exact(*right, window, starts)
+    expected = exact(right[0], right[1], right[2], window, starts)
     found.backward(grad)
     expected.backward(grad)
     torch.testing.assert_close(found, expected)
@@ -74,6 +75,6 @@ def test_no_mask_grows_with_the_square_of_the_length(monkeypatch: pytest.MonkeyP
     for length in (64, 128, 256):
         sizes.clear()
         *values, _ = drawn(length)
-        causal_attention(Windowed(0, 8), *values)
+        causal_attention(Windowed(0, 8), values[0], values[1], values[2])
         assert len(sizes) == length // 16
         assert max(sizes) == 16 * (16 + 7)
