@@ -42,7 +42,7 @@ def bare(folder: Path, *programs: Path) -> dict[str, str]:
             (tools / name).symlink_to(found)
     pip = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}  # the registry of the machine
     path = os.pathsep.join(map(str, (*programs, tools)))
-    return pip | {"HOME": str(home), "PATH": path, "LANG": "C.UTF-8", "PIP_RETRIES": "0", "OMP_NUM_THREADS": "2"}
+    return pip | {"HOME": str(home), "PATH": path, "LANG": "C.UTF-8", "PIP_RETRIES": "0"}
 
 
 def run(words: Sequence[str | Path], folder: Path, variables: dict[str, str]) -> str:

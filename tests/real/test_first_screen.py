@@ -70,8 +70,8 @@ def test_install_and_three_commands_lead_to_streamed_text(tmp_path: Path, capsys
     used, load = processor_seconds() - before, os.getloadavg()[0]
     with capsys.disabled():
         print(f"\nREADME to streamed text: {seconds:.0f} s and {used:.0f} s of processors, with load {load:.1f}")
-    # On a machine of its own it cannot be quicker than this; a busy one takes longer, and uses the same.
-    assert used < CORES * PROMISE
+    # Both are loose: other programs run beside `make real`. A busy machine takes longer, but works little more.
+    assert used < 2 * CORES * PROMISE
     assert seconds < 2 * PROMISE or load > 2 * CORES, "the machine has little else to do"
 
     with shell(generate, folder, variables) as process:
