@@ -11,8 +11,6 @@ from typing import Any, Final
 
 import click
 
-from ..core.process import PARENT_VARIABLE
-
 _LOG: Final = logging.getLogger("tk.cli")
 
 
@@ -75,6 +73,8 @@ def say_error(text: str) -> None:
 
 def suggest(*commands: str) -> None:
     """Prints the commands that probably come next, as `say` does; not within another command of tk."""
+    from ..core.process import PARENT_VARIABLE
+
     if PARENT_VARIABLE not in os.environ:
         say("\n  ".join(["Next:", *commands]))
 
