@@ -53,9 +53,9 @@ test-all: ## every test that this machine can run: whole matrices and long runs,
 		$(MAKE) --no-print-directory test ARGS="-m 'not gpu and not real' --timeout 3600 $(ARGS)"
 
 # Needs the package registries the first time; what cannot be installed is left out, with the reason.
-real: $(READY) $(LINK) ## tests with clients that are not ours, a browser and a trained model, which it installs into .build/real
+real: $(READY) $(LINK) ## tests with other people's clients, a browser and a trained model (ARGS="-m real": long ones, too)
 	@$(BIN)/python scripts/real_parts.py
-	@CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real -m real $(ARGS)
+	@CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real -m "real and not matrix" $(ARGS)
 
 check: $(READY) $(LINK) ## format, lint, types, import floors
 	@$(BIN)/ruff format --check .

@@ -1,6 +1,7 @@
 """`tk demo`: trains, reshards, verifies and serves a small model on this machine, by the commands of a user."""
 
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -13,7 +14,7 @@ from typing import Any
 import click
 
 from ..core.errors import ConfigError, TkError
-from ..core.process import module_command
+from ..core.process import PARENT_VARIABLE, module_command
 from .common import PATH
 from .demo_report import Stream, report
 
@@ -132,7 +133,8 @@ def _fresh_folder(out: Path, steps: int) -> Path:
 def _run(*arguments: str) -> None:
     """Runs a tk command as a user would; its output appears with that of the demo."""
     click.echo(f"$ tk {' '.join(arguments)}")
-    done = subprocess.run(module_command("tk", arguments), check=False)
+    within = os.environ | {PARENT_VARIABLE: str(os.getpid())}
+    done = subprocess.run(module_command("tk", arguments), env=within, check=False)
     if done.returncode == 130:
         raise KeyboardInterrupt
     if done.returncode:

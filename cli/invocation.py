@@ -1,6 +1,7 @@
 """What one run of `tk` says: the options that `tk` and all its commands accept, the log, and the error at the end."""
 
 import logging
+import os
 import shlex
 import traceback
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+
+from ..core.process import PARENT_VARIABLE
 
 _LOG: Final = logging.getLogger("tk.cli")
 
@@ -71,8 +74,9 @@ def say_error(text: str) -> None:
 
 
 def suggest(*commands: str) -> None:
-    """Prints the commands that probably come next, as `say` does."""
-    say("\n  ".join(["Next:", *commands]))
+    """Prints the commands that probably come next, as `say` does; not within another command of tk."""
+    if PARENT_VARIABLE not in os.environ:
+        say("\n  ".join(["Next:", *commands]))
 
 
 def commands_for(checkpoint: Path, folder: Path) -> list[str]:

@@ -20,6 +20,7 @@ from .train_report import show_result
 
 if TYPE_CHECKING:
     from ..train.config.train_config import TrainConfig
+    from ..train.planning.plan import RunPlan
 
 
 @click.command(
@@ -96,7 +97,7 @@ def train(
             print_json(plan.to_json()) if as_json else click.echo(describe(plan))
             return
         flags = [flag for flag, is_set in ((FORK, fork), (EVENTS, as_json)) if is_set]
-        code = _launch(loaded, plan.layout.world_size, resume, flags)
+        code = _launch(loaded, plan, resume, flags)
     if not joined or os.environ["RANK"] == "0":
         again = "" if joined else _again(config, overrides, nproc, deepspeed)
         show_result(loaded, time.monotonic() - start, as_json, again)
@@ -115,17 +116,21 @@ def _join(config: "TrainConfig", resume: str, fork: bool, as_json: bool) -> int:
         return run_rank(config, resume, fork)
 
 
-def _launch(config: "TrainConfig", num_ranks: int, resume: str, flags: Sequence[str]) -> int:
+def _launch(config: "TrainConfig", plan: "RunPlan", resume: str, flags: Sequence[str]) -> int:
     """Trains on local ranks; returns the exit code."""
     from ..core.console_log import shown_form
     from ..train.launch.launcher import Launcher
+    from ..train.launch.rank_report import MemoryExhausted
+    from ..train.planning.relief import largest_part
 
     arguments = [json.dumps(config.model_dump(mode="json")), resume, shown_form() or "text", *flags]
     logs, timeouts = config.run_folder / "logs", (config.train.stop_timeout, config.parallel.timeout_seconds)
     try:
-        return Launcher("tk.train.launch.rank", arguments, num_ranks, logs, *timeouts).run()
-    except TkError:
+        return Launcher("tk.train.launch.rank", arguments, plan.layout.world_size, logs, *timeouts).run()
+    except TkError as error:
         _clear_leftovers(config.run_folder)
+        if isinstance(error, MemoryExhausted):
+            raise MemoryExhausted(f"{error} {largest_part(plan.memory)}") from error
         raise
 
 

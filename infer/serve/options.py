@@ -212,7 +212,10 @@ def not_ours(address: str, error: Exception, option: str = "") -> ConfigError:
         return ConfigError(f"Cannot listen on {where}: this machine has no such address. Check --host.")
     if number == errno.EACCES:
         return ConfigError(f"Cannot listen on {where}: ports below 1024 are the system's. Name another port.")
-    reason = "the port is in use by another process" if number == errno.EADDRINUSE else str(error)
+    if number is None:  # gRPC's error has no number
+        reason = "the port is in use by another process, or the address is not this machine's"
+    else:
+        reason = "the port is in use by another process" if number == errno.EADDRINUSE else str(error)
     return ConfigError(
         f"Cannot listen on {where}: {reason}. End that process, or name another port"
         + (f"; {option} 0 takes a free one." if option else ".")

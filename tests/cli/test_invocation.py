@@ -10,6 +10,7 @@ import pytest
 from tk.cli.invocation import note, say, say_error, suggest
 from tk.cli.main import COMMANDS, CommandEntry, command_group, main
 from tk.core.errors import ConfigError
+from tk.core.process import PARENT_VARIABLE
 from tk.core.progress import progress_bar
 
 LOG = logging.getLogger("tk.train.saving.resume")
@@ -138,3 +139,13 @@ def test_every_command_accepts_what_all_accept(name: str, capsys: pytest.Capture
     shown = capsys.readouterr().out
     for words in ("--debug", "-q, --quiet", "-v, --verbose", "--log-format [text|json]"):
         assert words in shown
+
+
+def test_a_command_within_another_leaves_what_comes_next_to_that_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tk.cli")
+    suggest("tk verify a")
+    monkeypatch.setenv(PARENT_VARIABLE, "1")
+    suggest("tk verify b")
+    assert caplog.messages == ["Next:\n  tk verify a"]

@@ -90,9 +90,9 @@ def _check(mistake: Mistake, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_message_says_what_is_wrong_where_and_what_would_be_right(
     name: str, world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _prepare(MISTAKES[name], world, monkeypatch)
     if not MISTAKES[name].processes:
         monkeypatch.setattr(launcher, "Launcher", InProcess)
+    _prepare(MISTAKES[name], world, monkeypatch)
     _check(MISTAKES[name], capsys)
 
 

@@ -20,7 +20,7 @@ from tk.tests.house.test_distributions import build
 from tk.tests.house.test_packaging import pins
 from tk.tests.real.interpreters import CPU_INDEX, OWN, bare, install, interpreter, run
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.real, pytest.mark.matrix, pytest.mark.timeout(3600)]
 ROOT = Path(__file__).resolve().parents[2]
 TORCH = f"torch=={dict(pins(ROOT))['torch']}"
 MINORS = ("3.11", "3.12", "3.13", "3.14")

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,14 @@ _log = logging.getLogger(__name__)
 
 ERROR_FOLDER_VARIABLE: Final = "TK_ERROR_FOLDER"
 
+# Parts of what torch and Python say when there is no memory, on a GPU or on a CPU.
+_NO_MEMORY: Final = ("out of memory", "can't allocate memory", "OutOfMemoryError", "MemoryError")
+_DETAILS: Final = re.compile(r"^\[enforce fail.*?\] .*?: |\s*(Of the allocated memory|See documentation).*$", re.DOTALL)
 Kind = Literal["known", "unexpected", "peers lost"]
+
+
+class MemoryExhausted(TkError):
+    """A rank that needed more memory than its GPU, or its machine, has left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +52,21 @@ def write_error(error: Exception, rank: int, peers_lost: bool) -> None:
     if folder is not None:
         path = Path(folder) / f"error-{rank}.json"
         temporary = path.with_suffix(".tmp")
-        reported = error if isinstance(error, TkError) else TkError(f"Rank {rank}: {type(error).__name__}: {error}")
-        kind: Kind = "peers lost" if peers_lost else "known" if reported is error else "unexpected"
+        reported = _reported(error, rank)
+        is_known = reported is error or isinstance(reported, MemoryExhausted)
+        kind: Kind = "peers lost" if peers_lost else "known" if is_known else "unexpected"
         report = {"kind": kind, "error": pack(reported), "traceback": trace}
         temporary.write_text(json.dumps(report), encoding="utf-8")
         temporary.rename(path)  # the launcher never reads half a file
+
+
+def _reported(error: Exception, rank: int) -> TkError:
+    if isinstance(error, TkError):
+        return error
+    text = f"{type(error).__name__}: {error}"
+    if any(part in text for part in _NO_MEMORY):
+        return MemoryExhausted(f"Rank {rank} found no memory: {_DETAILS.sub('', str(error)) or type(error).__name__}")
+    return TkError(f"Rank {rank}: {text}")
 
 
 def read_reports(folder: Path) -> list[RankReport]:

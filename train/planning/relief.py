@@ -1,19 +1,30 @@
 """The keys of a configuration with which a run that is too large for this machine takes least memory (no torch)."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Final
 
 from ...core.integers import ceil_div
 from ...core.progress import format_bytes
 from ..pipeline.schedules import make_schedule
 from ..pipeline.simulator import simulate
+from .placed_bytes import PlacedBytes
 from .planned_run import PlannedRun
 from .problems import MOST_PASSES
 
 Key = tuple[str, str, Any]  # section, key and value
 _WORTHWHILE: Final = 0.98  # of the memory before
+_ROWS: Final = "a smaller [train] micro_batch_size or seq_len makes it smaller."
+_SMALLER: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "activations": '[recompute] mode = "full", or a smaller [train] micro_batch_size, makes it smaller.',
+        "optimizer": "[zero] stage = 1 divides it among ranks, and [offload] optimizer moves it out.",
+        "gradients": "[zero] stage = 2 divides it among ranks, and [offload] gradients moves it out.",
+        "parameters": "[zero] stage = 3 or [parallel] tp divides it among ranks.",
+    }
+)
 _MOST_ON_DISK: Final = 16  # times this machine's memory; the plan of files of more would take minutes
 
 
@@ -44,6 +55,15 @@ def relief(run: PlannedRun, available: int) -> str:
         return f"Use {words}: that needs {format_bytes(needed)}. {largest}"
     even = f", since {format_bytes(needed)} are needed even with {words}" if keys else ""
     return f"Use a smaller model or more machines{even}. {largest}"
+
+
+def largest_part(memory: Sequence[PlacedBytes]) -> str:
+    """Returns which part of a rank's memory is the largest, of all pipeline ranks, and what makes it smaller."""
+    size, name = max((size, name) for placed in memory for name, size in {**placed.host, **placed.device}.items())
+    return (
+        f"By its plan the largest part of a rank is {name}, {format_bytes(size)}; {_SMALLER.get(name, _ROWS)} "
+        "`tk plan` shows all parts, and `tk plan --fit SIZE` the least offload that fits."
+    )
 
 
 def needed_here(run: PlannedRun) -> int:

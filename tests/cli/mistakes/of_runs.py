@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from tk.tests.cli.mistakes.in_process import Exhausted
 from tk.tests.cli.mistakes.mistake import Mistake
 from tk.tests.cli.mistakes.world import CONFIG
 
@@ -155,6 +156,15 @@ OF_RUNS: Final[dict[str, Mistake]] = {
         "largest part is activations",
         r"use \[train\] micro_batch_size = 1: that needs",
         "needs-memory",
+    ),
+    "memory that ends while a rank trains": Mistake(
+        "train train.toml --set train.micro_batch_size=4",
+        1,
+        "found no memory: .*can't allocate",
+        "rank 0 .*largest part of a rank is activations",
+        r"\[recompute\] mode",
+        "needs-memory",
+        changed=("tk.train.launch.launcher.Launcher", Exhausted),
     ),
     "a memory that no offload reaches": Mistake(
         "plan train.toml --fit 100KiB --device cpu",

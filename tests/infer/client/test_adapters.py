@@ -37,7 +37,7 @@ def test_adapters_are_loaded_listed_and_unloaded(admin: AdapterClient) -> None:
     assert [(each.name, each.sha256) for each in admin.loaded()] == [("a", ONE.sha256), ("b", "sha256 of three")]
     assert admin.unload("a") == ONE
     assert [each.name for each in admin.loaded()] == ["b"]
-    with pytest.raises(RemoteError, match=r"'a' is not loaded; loaded are: 'b'. \(NOT_FOUND\)"):
+    with pytest.raises(RemoteError, match=r"'a' is not loaded; loaded are: 'b'. Load it first, .* \(NOT_FOUND\)"):
         admin.unload("a")
 
 
@@ -59,7 +59,7 @@ def test_a_load_that_is_refused_changes_nothing(admin: AdapterClient, engine: Fa
 def test_requests_and_scores_name_their_adapter_and_answers_its_bytes(
     admin: AdapterClient, client: Client, engine: FakeEngine
 ) -> None:
-    with pytest.raises(RemoteError, match=r"'a' is not loaded; loaded are: none. \(NOT_FOUND\)"):
+    with pytest.raises(RemoteError, match=r"'a' is not loaded; loaded are: none. Load it first, .* \(NOT_FOUND\)"):
         client.generate("hi", adapter="a")
     admin.load("a", "/one")
     [with_it], [without] = client.generate(["hi"], adapter="a"), client.generate(["hi"])

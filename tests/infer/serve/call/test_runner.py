@@ -130,7 +130,10 @@ def test_an_unknown_adapter_is_an_error_with_those_that_the_caller_may_use(engin
             with pytest.raises(UnknownAdapter) as caught:
                 async with visit.runner.run(asked(adapter="gone"), caller):
                     pass
-            assert str(caught.value) == f"Adapter 'gone' is not loaded; loaded are: {known}"
+            assert (
+                str(caught.value)
+                == f"Adapter 'gone' is not loaded; loaded are: {known} Load it first, or name another."
+            )
             assert caught.value.__suppress_context__, "the engine's error names all"
 
     asyncio.run(run())
