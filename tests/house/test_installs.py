@@ -20,6 +20,7 @@ INSTALLS = re.compile(
     r"(?:\bpip3? (?:install|download|wheel)|\bpipx (?:install|run)|\buv (?:add|pip install|tool install)|\buvx"
     r"|\$\(PIP\)|\bpoetry add|\bconda install|\bnpm (?:install|i|add)|\bnpx) (.*)"
 )
+BEGINNINGS = ("pip ", "pip3 ", "pipx ", "uv ", "uvx ", "$(PIP) ", "poetry ", "conda ", "npm ", "npx ")  # found quickly
 END = re.compile(r"`|#|;|&|\||\)|\\n|[.,](?:\s|$)|'\"|[\w>=\d]\"[ ,:]")
 WITH_VALUE = re.compile(
     r"-[rceift]|--(?:requirement|constraint|editable|index-url|extra-index-url|find-links|target|wheel-dir|retries)"
@@ -35,7 +36,9 @@ def joined(text: str) -> str:
 
 def installed(text: str) -> list[str]:
     """Returns the names for which the commands of a text ask an index: neither options nor paths nor variables."""
-    names = []
+    names: list[str] = []
+    if not any(beginning in text for beginning in BEGINNINGS):
+        return names
     for words in INSTALLS.findall(joined(text)):
         before = ""
         for word in END.split(words, maxsplit=1)[0].split():
