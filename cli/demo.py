@@ -78,7 +78,7 @@ dir = {run}
     "--steps",
     metavar="N",
     type=click.IntRange(min=1),
-    default=400,
+    default=250,
     show_default=True,
     help="Training steps; with fewer, the demo is faster and the model worse.",
 )

@@ -36,7 +36,7 @@ CODE = (
     "        if self._closed:\n            ",
 )
 VOCAB_SIZE = 2048
-FULL = 400  # steps, as `tk demo` makes them without an option
+FULL = 250  # steps, as `tk demo` makes them without an option
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
