@@ -53,12 +53,12 @@ class Invocation:
             self.show_log()
         if self.debug and self.log_format == "text":
             traceback.print_exception(error)
-        _LOG.error("%s", message, exc_info=error if self.debug and self.log_format == "json" else None)
+        _LOG.error("%s", _encodable(message), exc_info=error if self.debug and self.log_format == "json" else None)
 
 
 def say(text: str) -> None:
     """Prints a line about the work of a command on standard error, in the form of the log, unless it is quiet."""
-    _LOG.info("%s", text)
+    _LOG.info("%s", _encodable(text))
 
 
 def note(text: str) -> None:
@@ -68,7 +68,12 @@ def note(text: str) -> None:
 
 def say_error(text: str) -> None:
     """Prints an error that a command found and that does not end it, in the form of the log."""
-    _LOG.error("%s", text)
+    _LOG.error("%s", _encodable(text))
+
+
+def _encodable(text: str) -> str:
+    """Returns a text that every handler of the log can write: the name of a file need not be UTF-8."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def suggest(*commands: str) -> None:

@@ -149,3 +149,10 @@ def test_a_command_within_another_leaves_what_comes_next_to_that_one(
     monkeypatch.setenv(PARENT_VARIABLE, "1")
     suggest("tk verify b")
     assert caplog.messages == ["Next:\n  tk verify a"]
+
+
+def test_names_that_are_no_text_are_written_with_backslashes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tk.cli")
+    say("wrote \udcff")
+    say_error("no \udcff")
+    assert caplog.messages == ["wrote \\udcff", "no \\udcff"]
