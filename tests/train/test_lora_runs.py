@@ -44,7 +44,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "zero": {"stage": 2},
     },
 }
-FAST = ("sequence parallel, ZeRO", "zb-h1")
+FAST = ("sequence parallel, ZeRO",)
 MODEL = ("model", "lora", "data", "precision")  # the sections that a run on one process has too
 
 

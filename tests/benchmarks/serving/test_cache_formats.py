@@ -23,6 +23,7 @@ def texts(promises: list[Promise]) -> list[str]:
     return [promise.text for promise in promises]
 
 
+@pytest.mark.matrix
 def test_each_format_is_compared_with_bf16(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {*FORMATS, "bf16"} < set(cache_formats.FORMATS)
     monkeypatch.setattr(cache_formats, "FORMATS", (*FORMATS, "bf16"))  # each starts an engine

@@ -123,6 +123,7 @@ def test_the_operator_keeps_the_rules_of_torch() -> None:
     )
 
 
+@pytest.mark.matrix
 @needs_kernel
 def test_no_run_without_compile_imports_torchs_compiler() -> None:
     code = (
