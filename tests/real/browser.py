@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 WAIT_SECONDS = 30.0
+START_SECONDS = 170.0  # a browser that was just installed is read from a disk that may be slow
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the protocol's own name for a reference
 ENTER, TAB, ESCAPE = "\ue007", "\ue004", "\ue00c"
 # No sandbox: its kernel features are missing in containers. Names that pages make up lead to this machine.
@@ -43,7 +44,8 @@ class Browser:
             "args": [*_ARGUMENTS, f"--user-data-dir={self._profile.name}"],
         }
         wanted = {"goog:chromeOptions": chrome, "goog:loggingPrefs": {"browser": "ALL"}}
-        self._url += "/" + self._send("POST", "", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
+        made = self._send("POST", "", {"capabilities": {"alwaysMatch": wanted}}, START_SECONDS)
+        self._url += "/" + made["sessionId"]
 
     def close(self) -> None:
         try:
@@ -107,11 +109,11 @@ class Browser:
     def _find(self, selector: str) -> str:
         return str(self._send("POST", "/element", {"using": "css selector", "value": selector})[_ELEMENT])
 
-    def _send(self, method: str, path: str, body: Any = None) -> Any:
+    def _send(self, method: str, path: str, body: Any = None, seconds: float = WAIT_SECONDS) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._url + path, data, {"content-type": "application/json"}, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=WAIT_SECONDS) as response:
+            with urllib.request.urlopen(request, timeout=seconds) as response:
                 return json.load(response)["value"]
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{path}: {error.read().decode()[:2000]}") from error
