@@ -9,28 +9,9 @@ import pytest
 
 from tk.cli.main import main
 from tk.core.errors import TkError
+from tk.tests.cli.small_run import CONFIG
 from tk.train.launch import gpus, launcher, worker
 from tk.train.records.run_events import report_step
-
-CONFIG = """
-[model]
-vocab_size = 303
-hidden_size = 32
-intermediate_size = 48
-num_hidden_layers = 2
-num_attention_heads = 4
-max_position_embeddings = 64
-[data]
-sources = [{{path = "{corpus}/tokens"}}]
-tokenizer = "{corpus}/tokenizer"
-[train]
-steps = 3
-global_batch_size = 4
-micro_batch_size = 2
-seq_len = 24
-[checkpoint]
-dir = "{folder}/run"
-"""
 
 
 @pytest.fixture
@@ -39,7 +20,7 @@ def config(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> str
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     path = tmp_path / "config.toml"
-    path.write_text(CONFIG.format(folder=tmp_path, corpus=corpus))
+    path.write_text(CONFIG.format(run="run", folder=tmp_path, corpus=corpus))
     return str(path)
 
 

@@ -10,27 +10,9 @@ import pytest
 
 from tk.cli.main import main
 from tk.tests.checkpoint.crashing import save
+from tk.tests.cli.small_run import CONFIG
 from tk.train.launch import launcher
 
-CONFIG = """
-[model]
-vocab_size = 303
-hidden_size = 32
-intermediate_size = 48
-num_hidden_layers = 2
-num_attention_heads = 4
-max_position_embeddings = 64
-[data]
-sources = [{{path = "{corpus}/tokens"}}]
-tokenizer = "{corpus}/tokenizer"
-[train]
-steps = 3
-global_batch_size = 4
-micro_batch_size = 2
-seq_len = 24
-[checkpoint]
-dir = "{folder}/my run"
-"""
 METRICS = (
     {"step": 1, "loss": 5.0, "tokens": 96},
     {"step": 2, "eval_loss": 4.5, "eval_perplexity": 90.0},
@@ -62,7 +44,7 @@ def config(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> str
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(launcher, "Launcher", Ranks)
     path = tmp_path / "config.toml"
-    path.write_text(CONFIG.format(folder=tmp_path, corpus=corpus))
+    path.write_text(CONFIG.format(run="my run", folder=tmp_path, corpus=corpus))
     return str(path)
 
 

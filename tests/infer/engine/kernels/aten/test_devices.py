@@ -202,7 +202,7 @@ OF_STEPS = (
 
 @pytest.mark.parametrize("kv_dtype", ["int4", *(pytest.param(each, marks=pytest.mark.matrix) for each in KV_DTYPES)])
 def test_no_layer_waits(kv_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many layers a model has, a step waits as often as before the first one and after the last."""
+    """However many layers a dense model has, a step waits as often as before the first one and after the last."""
     counts = []
     for layers in (1, 3):
         folder = tmp_path / str(layers)
