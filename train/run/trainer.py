@@ -39,6 +39,7 @@ from ..zero.states.pinned_copies import PinnedCopies
 from .adapter_base import AdapterBase
 from .coded_base import make_codes
 from .inputs import open_inputs
+from .read_ahead import ReadAhead
 from .run_start import RunStart
 
 
@@ -97,6 +98,8 @@ class Trainer:
             on_phase=self.heartbeat.beat,
         )
         self.state = TrainState()
+        rows = config.train.global_batch_size
+        self.batches = ReadAhead(lambda first: self._batch(self.inputs.train, first, rows), stride=rows)
 
     def _engine(self) -> TrainingEngine:
         parallel = self.config.parallel
@@ -158,7 +161,8 @@ class Trainer:
             events = self.config.metrics.tensorboard
             metrics = MetricsFile(folder, step, run.attempt, events) if self.mesh.world.rank == 0 else None
             try:
-                self._loop(run, metrics)
+                with self.batches.running(self.config.train.steps - self.state.step):
+                    self._loop(run, metrics)
             finally:
                 if metrics:
                     metrics.close()
@@ -230,7 +234,7 @@ class Trainer:
         options, step = self.config, self.state.step
         self.heartbeat.beat("data", step + 1)
         lr = learning_rate(self.engine.optimizer.step_count, options.train.steps, options.optimizer)
-        micro_batches = self._batch(self.inputs.train, self.state.samples, options.train.global_batch_size)
+        micro_batches = self.batches.take(self.state.samples)
         num_tokens = self._count_tokens(micro_batches)
         self.engine.begin_step()
         scale = self.engine.loss_scale.value
