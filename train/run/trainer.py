@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from ...core.local_params import LocalParam
-from ...data.batches import MicroBatch, global_batch
+from ...data.batches import global_batch
 from ...data.dataset import PackedDataset
 from ...model.init import fill_initial
 from ...model.lora.coded import resident_table
@@ -26,6 +26,7 @@ from ..engine.evaluate import evaluate
 from ..engine.lr_schedule import learning_rate
 from ..engine.optimizer_step import OptimizerStep
 from ..engine.passes import Passes
+from ..engine.row_packer import PackedRows
 from ..engine.stages import build_stages, gathered_units, update_waits
 from ..engine.training_engine import TrainingEngine, TrainingOptions
 from ..health.heartbeat import Heartbeat
@@ -76,9 +77,9 @@ class Trainer:
     ) -> None:
         self.config = config
         given = resolve(config, resume)
-        self.mesh = mesh or _build_mesh(config, given.keys)
         # torch.device("cuda") is not the "cuda:0" that tensors there name as their device.
         self.device = torch.empty(0, device=device or "cpu").device
+        self.mesh = mesh or _build_mesh(config, given.keys, self.device)
         self.resume = resume
         self.fork = fork
         self.stop = stop or StopRequest()
@@ -217,9 +218,10 @@ class Trainer:
         rows = min(self.config.train.eval_rows, self.inputs.held_out.num_rows)
         return evaluate(self.pipeline, self._batch(self.inputs.held_out, 0, rows), self.mesh)
 
-    def _batch(self, dataset: PackedDataset, first: int, num_rows: int) -> list[MicroBatch]:
+    def _batch(self, dataset: PackedDataset, first: int, num_rows: int) -> list[PackedRows]:
         at, layout = self.mesh.coordinates, self.mesh.layout
-        return global_batch(dataset, first, num_rows, at.dp, layout.dp, self.config.train.micro_batch_size)
+        rows = global_batch(dataset, first, num_rows, at.dp, layout.dp, self.config.train.micro_batch_size)
+        return self.pipeline.pack(rows)
 
     def step(self) -> StepResult:
         """Makes one optimizer step on the next global batch.
@@ -253,17 +255,17 @@ class Trainer:
         self.state = self.state.advance(num_tokens, options.train.global_batch_size)
         return StepResult(sums.loss, sums.grad_norm, lr, num_tokens, stop > 0, balance_loss, z_loss, scale, updated)
 
-    def _count_tokens(self, micro_batches: Sequence[MicroBatch]) -> int:
+    def _count_tokens(self, micro_batches: Sequence[PackedRows]) -> int:
         """Returns the number of tokens of the global batch that the loss counts, from this data-parallel rank's."""
         num_valid = sum(micro.num_valid for micro in micro_batches) if self.pipeline.is_row_rank else 0
-        count = torch.tensor(float(num_valid), dtype=torch.float64, device=self.device)
+        count = torch.full((), num_valid, dtype=torch.float64, device=self.device)
         return max(1, int(all_reduce(count, self.mesh.world)))  # a batch of questions alone has no loss, not NaN
 
 
-def _build_mesh(config: TrainConfig, model: ModelKeys) -> Mesh:
+def _build_mesh(config: TrainConfig, model: ModelKeys, device: torch.device) -> Mesh:
     """Makes the groups of this rank; every rank of the process group calls it."""
     return Mesh.build(
-        config.layout(dist.get_world_size() if dist.is_initialized() else 1),
+        config.layout(dist.get_world_size() if dist.is_initialized() else 1, on_gpu=device.type != "cpu"),
         model.num_key_value_heads,
         model.tie_word_embeddings,
         timeout_seconds=config.parallel.timeout_seconds,

@@ -94,7 +94,8 @@ def test_the_thread_ends_with_a_run_that_is_interrupted() -> None:
             assert threads()
             raise KeyboardInterrupt
 
-    pytest.raises(KeyboardInterrupt, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert not threads()
 
 
