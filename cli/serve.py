@@ -15,6 +15,7 @@ from .engine_options import (
     kv_dtype_option,
     kv_memory_option,
     max_model_len_option,
+    packed_option,
     speculate_option,
     threads_option,
     tp_option,
@@ -100,6 +101,7 @@ _SERVER_VALUES: Final = (
 @weight_dtype_option
 @kv_dtype_option
 @kernels_option
+@packed_option
 @kv_memory_option
 @click.option("--kv-blocks", metavar="N", type=click.IntRange(1), help="Size of the KV cache in blocks.")
 @click.option(

@@ -25,6 +25,7 @@ class Job:
         on_gpus: whether each rank computes on the GPU of its number; else on the CPU.
         adapter_slots: see MemoryPlan.
         max_adapter_rank: see EngineOptions.
+        packed: the absolute path of `EngineOptions.packed`; "" for none.
         log: how the engine's process shows its log, and so the worker's: see `shown_form`.
     """
 
@@ -48,6 +49,7 @@ class Job:
     log: str = ""
     adapter_slots: int = 0
     max_adapter_rank: int = 0
+    packed: str = ""
 
 
 def threads_per_rank(tp: int, wanted: int | None = None) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from ...core.argument_types import FLAG, INTEGER, NUMBER, PATHS_BY_TEXT, TEXT, TEXTS, wrong_type
+from ...core.argument_types import FLAG, INTEGER, NUMBER, PATH, PATHS_BY_TEXT, TEXT, TEXTS, wrong_type
 from ...core.dtypes import COMPUTE_NAMES
 from ...core.errors import ConfigError
 from .kv_formats import KV_DTYPES
@@ -26,6 +26,7 @@ _TYPES: Final = MappingProxyType(
         "start_timeout": NUMBER,
         **dict.fromkeys(("max_restarts", "max_adapter_rank"), INTEGER),
         **dict.fromkeys(("max_adapters", "max_adapter_heads", "max_adapter_experts"), INTEGER | None),
+        "packed": PATH | None,
         "adapters": PATHS_BY_TEXT,
         "served_model_names": TEXTS,
     }
@@ -64,6 +65,8 @@ class EngineOptions:
             can run the model. "aten" computes on GPUs if the machine has one for every rank.
         threads: the number of threads of each rank; None = OMP_NUM_THREADS if it is set, else the cores divided by
             the ranks.
+        packed: the folder in which native kernels keep packed weights as files, which servers of the same model on
+            this machine, and later starts, map instead of reading the checkpoint; None = each server packs its own.
         block_size: the number of tokens per block, a divisor of 256.
         prefix_cache: whether a request begins after the leading tokens whose keys and values an earlier one left in the
             cache; without it only the samples of a request share blocks.
@@ -109,6 +112,7 @@ class EngineOptions:
     kv_memory: int | None = None
     kernels: str = "auto"
     threads: int | None = None
+    packed: Path | None = None
     block_size: int = 32
     prefix_cache: bool = True
     speculate: int = 0

@@ -138,6 +138,7 @@ class ModelSource:
             log=shown_form(),
             adapter_slots=self.memory.adapter_slots,
             max_adapter_rank=self.memory.max_adapter_rank,
+            packed="" if self.options.packed is None else str(as_path(self.options.packed).absolute()),
         )
 
 

@@ -9,6 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -49,6 +50,7 @@ def load(job: Job) -> Backend:
             f"{checkpoint.path} was replaced or changed after the engine opened it, so its workers would serve another "
             "model under the old one's name. Start the command again."
         )
+    job = replace(job, fingerprint=checkpoint.folder.fingerprint)
     spec = decoder_spec(stored_config(checkpoint))
     program = lower(spec, job.tp, job.rank, serving_slices(spec, job.tp, job.dtype))
     wide = {*groupings(program, job.weight_dtype), *program.wide}
