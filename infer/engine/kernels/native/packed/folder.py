@@ -28,21 +28,21 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class PackedFolder:
-    """A folder that only this user may write.
+    """A folder that only this user or root may write.
 
     Args:
-        path: the folder, which is made if it is missing.
+        path: the folder, or a link to it; it is made if it is missing.
 
     Raises:
         ConfigError: it cannot be made, or another user may write it.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._owners = frozenset({os.geteuid()})
+        self.path = Path(os.path.realpath(path))
+        self._owners = frozenset({0, os.geteuid()})
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.close(open_folder(path, self._owners))
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(open_folder(self.path, self._owners))
         except (Untrusted, OSError) as error:
             raise ConfigError(f"--packed {path} cannot hold packed weights: {error}") from error
 

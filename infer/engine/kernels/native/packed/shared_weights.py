@@ -58,11 +58,14 @@ def shared_weights(
         every = all(peers.gather(b"" if arrays is None else b"found"))
         return _restored(arrays, job, program, kernels) if every and arrays is not None else None
 
+    found = find()  # a folder that was filled before may be one that this process cannot write
+    if found is not None:
+        return found
     with ExitStack() as stack:
         with share_errors(peers):  # the other ranks wait here until rank 0 has the lock
             if peers.rank == 0:
                 stack.enter_context(folder.locked(key))
-        found = find()
+        found = find()  # by another server, meanwhile
         if found is not None:
             return found
         arrays = _arrays(pack())

@@ -33,6 +33,12 @@ def test_what_was_added_is_found_by_key_and_rank(tmp_path: Path) -> None:
     assert folder.find(KEYS[1], 1, ABOUT, 1) is None
 
 
+def test_a_link_leads_to_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    assert PackedFolder(tmp_path / "link").path == tmp_path / "folder"
+    assert (tmp_path / "folder").is_dir()
+
+
 def test_a_damaged_file_is_said_and_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = PackedFolder(tmp_path)
     folder.add(KEYS[0], 0, VALUES, ABOUT)

@@ -16,6 +16,7 @@ from tk.infer.engine.job import Job
 from tk.infer.engine.kernels.native.binding.library import instruction_sets
 from tk.infer.engine.kernels.native.model_runner import NativeRunner
 from tk.infer.engine.kernels.native.packed import shared_weights
+from tk.infer.engine.kernels.native.packed.folder import PackedFolder
 from tk.infer.engine.kernels.native.packing import PackedWeights
 from tk.infer.engine.worker.worker import load
 from tk.tests.infer.engine.kernels.native.running import BEST, NUM_BLOCKS, logits
@@ -133,6 +134,14 @@ def test_a_damaged_file_is_packed_again(tmp_path: Path) -> None:
     np.testing.assert_array_equal(results([job(model, packed)])[0], expected)
     content[len(content) // 3] ^= 4
     assert path.read_bytes() == content
+
+
+def test_a_filled_folder_need_not_be_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of an image, or of a volume that is mounted for reading: no lock is taken."""
+    ENTRIES["llama3"].make(tmp_path / "model")
+    expected = results([job(tmp_path / "model", tmp_path / "packed")])[0]
+    monkeypatch.setattr(PackedFolder, "locked", never)
+    np.testing.assert_array_equal(results([job(tmp_path / "model", tmp_path / "packed")])[0], expected)
 
 
 def test_torch_kernels_have_no_packed_weights(tmp_path: Path) -> None:
