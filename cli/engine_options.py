@@ -30,6 +30,9 @@ kv_dtype_option = click.option(
 kernels_option = click.option(
     "--kernels", type=click.Choice(KERNELS), help="The kernels that compute; default: auto, the best on CPUs."
 )
+numa_option = click.option(
+    "--numa", is_flag=True, default=None, help="Keep each rank's threads and memory on a NUMA node of its own."
+)
 packed_option = click.option(
     "--packed",
     metavar="FOLDER",

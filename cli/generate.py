@@ -20,6 +20,7 @@ from .engine_options import (
     kv_dtype_option,
     kv_memory_option,
     max_model_len_option,
+    numa_option,
     packed_option,
     speculate_option,
     threads_option,
@@ -97,6 +98,7 @@ _TEXT_FILE = PathType(exists=True, dir_okay=False, path_type=Path)
 @kv_memory_option
 @max_model_len_option
 @speculate_option
+@numa_option
 @packed_option
 @kernels_option
 @connection_options

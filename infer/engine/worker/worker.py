@@ -4,6 +4,7 @@ The worker loads its part of the model, reports that it is ready, and carries ou
 about requests is the content of the cache and the slots of the persistent batch.
 """
 
+import os
 import socket
 import sys
 from collections import deque
@@ -21,6 +22,7 @@ from ....core.console_log import quieter, show_log
 from ....core.defects import known_or_defect
 from ....core.dtypes import by_name
 from ....core.errors import CheckpointError, TkError, WorkerDied
+from ....core.numa import node_of_rank, numa_nodes
 from ....model.registry import decoder_spec
 from ....model.stored_config import stored_config
 from ..job import Job
@@ -93,6 +95,8 @@ def _serve(
     job = Job(**start.values)
     if job.log:  # of what every rank does alike, one shows the progress
         show_log(quieter(job.log) if job.rank else job.log)
+    if job.numa:  # before the first thread that computes or loads, which inherits it
+        os.sched_setaffinity(0, node_of_rank(numa_nodes(), job.rank, job.tp))
     backend = prepare_backend(job)
     ready = {"kernels": backend.kernels, "kv_bytes": backend.kv_bytes, "samples": backend.samples}
     send(connection, Frame("ready", ready))
