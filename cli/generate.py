@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..core.errors import ConfigError
+from ..core.given_files import read_given_text
 from .adapter_options import AdaptedModel, adapted_model, base_option
 from .common import PATH_TEXT, PathType, print_json
 from .connection_options import connection_options, take_credentials
@@ -149,7 +150,7 @@ def _text_of(value: Any) -> Any:
     if not isinstance(value, Path):
         return value
     try:
-        return value.read_text(encoding="utf-8")
+        return read_given_text(value)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Cannot read {value}: {error}.") from error
 
