@@ -60,7 +60,7 @@ FLOORS: dict[str, dict[str, int]] = {
         "perplexity": 12,
     },
     "infer/engine/kernels": {"sampler": 0, "loading": 0, "backend": 1, "aten": 2, "native": 2},
-    "infer/engine/kernels/native": {"binding": 0},
+    "infer/engine/kernels/native": {"binding": 0, "packing": 1, "packed": 2},
     "infer/engine/schedule": {
         "samples": 0,
         "step_cost": 0,
