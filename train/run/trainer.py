@@ -137,6 +137,8 @@ class Trainer:
             engine.gather_around(gathered_units(self.stages, engine.buffers), prefetch=self.config.zero.overlap)
         if self.config.offload.optimizer != "none":
             engine.update_behind([] if engine.gathers else update_waits(self.stages, engine.buffers))
+        elif self.device.type != "cpu" and not engine.gathers:  # a CPU would compute and copy at once
+            engine.gather_behind(update_waits(self.stages, engine.buffers))
         if self.config.train.compile:
             compile_layers(self.stages, self.config, self.device)
         return engine
