@@ -34,6 +34,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tk.tests.pretended_attention import install as install_attention
 from tk.tests.pretended_memory import PretendedMemory, PretendedStream
 from tk.tests.pretended_ranks import PretendedRanks
 from tk.tests.running_function import A_TEST, running_function
@@ -372,6 +373,7 @@ def pretend_gpu(pageable: Collection[str] | None = None) -> Iterator[_Pretending
         patch.setattr(take_over, "check_module", lambda model, *arguments: next(model.parameters()).device)
         patch.setattr(saved_activations, "PLAIN", (*saved_activations.PLAIN, OnGpu))
         ranks.install(patch)
+        install_attention(patch, OnGpu)
         stack.enter_context(pretending)
         stack.enter_context(_Making(pretending))
         yield pretending

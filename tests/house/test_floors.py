@@ -126,13 +126,13 @@ COMPUTE: dict[str, str] = {
     "online_softmax paged_attention pages prepare prepared_weights row_tiles",
     "model": "activation attention balance decoder init loading mlp norm peers placement recompute rope",
     "model.experts": "adapted experts mixture router shared spreads token_pairs",
-    "parallel": "adapters coded_weight collectives functions grouped_products head_loss held_weight host layers linear "
-    "link_factory local_link meeting mesh mlp_blocks point_to_point products row_blocks row_exchange row_groups "
-    "streams token_noise torch_dtypes wide_sums",
+    "parallel": "adapters coded_weight collectives functions gpu_start grouped_products head_loss held_weight host "
+    "layers linear link_factory local_link meeting mesh mlp_blocks point_to_point products row_blocks row_exchange "
+    "row_groups streams token_noise torch_dtypes wide_sums",
     "parity": "close_choices flat_values foreign gradients measure reference_values updates",
     "train.context": "gather kernels tiled tiled_attention ulysses",
-    "train.engine": "attention blocked_attention compiling evaluate nonfinite optimizer_step passes row_packer rows "
-    "stages training_engine",
+    "train.engine": "attention blocked_attention compiling evaluate gpu_attention nonfinite optimizer_step passes "
+    "row_packer rows stages training_engine window_blocks",
     "train.foreign": "accumulation blocks buffers checks construction construction_log context_batch context_model "
     "context_parallel disguise first_values join_job model model_engine on_meta options peft_adapter reached_keys "
     "replay stored_weights take_over watch",
