@@ -18,6 +18,7 @@ both ways. All threads that start meanwhile have the GPU, too.
 import threading
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Final
 
@@ -156,6 +157,8 @@ class _Making(TorchFunctionMode):
             return OnGpu(torch.tensor(*arguments, **keywords | {"device": "cpu"}))  # the values are Python's numbers
         if function is torch.Tensor.is_pinned:
             return self._memory.is_pinned(*arguments)
+        if function is torch.empty and keywords.pop("pin_memory", False):
+            return self._memory.allocated(torch.empty(*arguments, **keywords))
         if function in _READS and isinstance(arguments[0], OnGpu):
             self._pretending.waited(f"reads {function.__name__}")
         return function(*arguments, **keywords)
@@ -167,7 +170,7 @@ class _Pretending(TorchDispatchMode):
     Attributes:
         memory: the host's memory, as CUDA sees it.
         num_operations: how many had an argument or result on the GPU.
-        num_copies: how many copies between the GPU and pinned memory there were.
+        copies: those between the GPU and the host so far, "package/file.py function: to the GPU" or "to the host".
         pageable: the copies between the GPU and other memory.
         waits: what made the host wait for the GPU so far, "package/file.py function: why".
     """
@@ -177,7 +180,8 @@ class _Pretending(TorchDispatchMode):
         self.memory, self._ranks, self._allowed = memory, ranks, allowed
         self._fakes, self._turn = FakeTensorMode(), threading.Lock()
         self._known: dict[tuple[Any, ...], list[torch.device]] = {}
-        self.num_operations = self.num_copies = 0
+        self.num_operations = 0
+        self.copies: list[str] = []
         self.pageable: list[str] = []
         self.waits: list[str] = []
         self._reading: set[tuple[Any, ...]] = set()  # the signatures whose results have a shape that depends on values
@@ -242,7 +246,7 @@ class _Pretending(TorchDispatchMode):
             if not (host.is_contiguous() and self.memory.is_pinned(host)) or converts:
                 how = "converts on its way between the GPU and" if converts else "copies between the GPU and"
                 self._judge_pageable(f"{operation} {how} memory of the host, {list(host.shape)},")
-            self.num_copies += 1
+            self.copies.append(f"{running_function()}: to the {'host' if host is result else 'GPU'}")
         if (into and host is source) or waits:
             operation(*arguments, **keywords)
         if not waits and host is source:
@@ -275,6 +279,18 @@ class _Pretending(TorchDispatchMode):
         with no_dispatch():
             shape = torch.empty_strided(each.size(), each.stride(), dtype=each.dtype, device="meta")
         return FakeTensor(self._fakes, shape, each.device)
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """The GPU's one stream."""
+
+    pretending: _Pretending
+
+    def synchronize(self) -> None:
+        """Ends all copies."""
+        self.pretending.memory.synchronize()
+        self.pretending.waited("waits for the stream")
 
 
 def _common_device(operation: Any, arguments: Any, keywords: Any) -> torch.device:
@@ -354,7 +370,7 @@ def pretend_gpu(pageable: Collection[str] | None = None) -> Iterator[_Pretending
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(torch.cuda, "cudart", lambda: memory)
-        patch.setattr(torch.cuda, "current_stream", lambda device=None: memory)
+        patch.setattr(torch.cuda, "current_stream", lambda device=None: _Stream(pretending))
         patch.setattr(threading.Thread, "run", run_with_gpu)
         patch.setattr(NativeAdamW, "__call__", update_on_host)
         patch.setattr(take_over, "TrainedParameter", TrainedOnGpu)

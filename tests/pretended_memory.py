@@ -46,6 +46,7 @@ class PretendedMemory:
     pinned: dict[int, int] = field(default_factory=dict)
     num_synchronized: int = 0
     _under_way: list[_Copy] = field(default_factory=list)
+    _allocated: list[torch.Tensor] = field(default_factory=list)  # kept, so that no other tensor gets its memory
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
@@ -59,6 +60,13 @@ class PretendedMemory:
         """Takes memory back; returns 0."""
         del self.pinned[address]
         return 0
+
+    def allocated(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns a tensor of the host whose memory torch has pinned, and never uses again."""
+        if values.nbytes:
+            self._allocated.append(values)
+            self.pinned[values.data_ptr()] = values.nbytes
+        return values
 
     def is_pinned(self, values: torch.Tensor) -> bool:
         """Returns whether all of a tensor of the host is pinned."""
