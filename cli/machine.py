@@ -19,6 +19,7 @@ from ..core.cores import usable_cores
 from ..core.cpu import read_cpu
 from ..core.cuda import has_driver
 from ..core.extras import install_line
+from ..core.numa import numa_nodes
 from ..core.progress import format_bytes
 from ..train.config.extras import missing_for_compile
 
@@ -69,6 +70,10 @@ def _hardware() -> Iterator[Fact]:
     cores = str(usable) if usable == installed else f"{usable} of {installed} are usable by this process"
     yield Fact("machine", "CPU", cpu.model)
     yield Fact("machine", "cores", cores)
+    if len(nodes := numa_nodes()) > 1:
+        parts = " + ".join(str(len(node)) for node in nodes)
+        hint = f"tk serve --tp {len(nodes)} --numa keeps each rank on one of them"
+        yield Fact("machine", "NUMA", f"{len(nodes)} nodes, cores: {parts}", "note", hint)
     yield Fact("machine", "instructions", ", ".join(cpu.instruction_sets) or "baseline only")
     sizes = {
         line.split(":")[0]: int(line.split()[1]) * 1024

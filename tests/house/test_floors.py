@@ -61,8 +61,15 @@ FLOORS: dict[str, dict[str, int]] = {
     },
     "infer/engine/kernels": {"sampler": 0, "loading": 0, "step_tensors": 0, "backend": 1, "aten": 2, "native": 2},
     "infer/engine/kernels/aten": {"pages": 0, "kv_cache": 1, "attention": 2},
-    "infer/engine/kernels/native": {"binding": 0},
-    "infer/engine/schedule": {"samples": 0, "step_cost": 0, "block_allocator": 1, "block_manager": 2, "waiting": 3},
+    "infer/engine/kernels/native": {"binding": 0, "packing": 1, "packed": 2},
+    "infer/engine/schedule": {
+        "samples": 0,
+        "step_cost": 0,
+        "block_allocator": 1,
+        "block_manager": 2,
+        "waiting": 3,
+        "proposing": 3,
+    },
     "infer/serve": {
         "engine_protocol": 0,
         "errors": 0,
