@@ -33,9 +33,11 @@ INLINE void few_step(const int rows, const int bits, const char *const *lines, i
         for (int place = 0; place < pairs_of_line(bits); place++, x += 2) {
             vf low[FEW_CODED_ROWS], high[FEW_CODED_ROWS];
 #pragma GCC unroll 2
-            for (int r = 0; r < rows; r++)
-                low[r] = v_set1(bf16_to_float(x[r * BLOCK_COLUMNS])),
-                high[r] = v_set1(bf16_to_float(x[r * BLOCK_COLUMNS + 1]));
+            for (int r = 0; r < rows; r++) {
+                int32_t pair;
+                memcpy(&pair, x + r * BLOCK_COLUMNS, sizeof pair);
+                low[r] = (vf)(vi_set1(pair) << 16), high[r] = v_high_halves(vi_set1(pair));
+            }
 #pragma GCC unroll 4
             for (int p = 0; p < GROUP_PANELS; p++) {
                 vf first, second;
