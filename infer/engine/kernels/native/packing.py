@@ -135,8 +135,7 @@ def pack(
         allocate: returns zeroed memory of a size in bytes.
     """
     step = _column_step(kernels, dtype)
-    codes = _PAIRS if kernels.column_step and dtype == BF16 else _CODES
-    format_ = format_of(dtype) if stack.grouping is None else codes[stack.grouping.bits]
+    format_ = _packed_format(kernels, stack, dtype)
     panel_bytes, part_bytes = stack.panel_bytes(format_, step), stack.matrix_bytes(format_, step)
     memory = allocate(stack.count * part_bytes)
     for i, part in enumerate(values.reshape(stack.count, -1)):
@@ -155,8 +154,15 @@ def pack(
 
 def packed_matrix(kernels: Kernels, stack: Stack, memory: Array, dtype: DType) -> PackedMatrix:
     """Returns the structure, without a bias, of a parameter that `pack` has written into `memory`."""
-    format_ = format_of(dtype) if stack.grouping is None else _CODES[stack.grouping.bits]
+    format_ = _packed_format(kernels, stack, dtype)
     return _matrix(memory, stack, format_, stack.panel_bytes(format_, _column_step(kernels, dtype)))
+
+
+def _packed_format(kernels: Kernels, stack: Stack, dtype: DType) -> Format:
+    """Returns the format of a packed parameter of a model in a dtype."""
+    if stack.grouping is None:
+        return format_of(dtype)
+    return (_PAIRS if kernels.column_step and dtype == BF16 else _CODES)[stack.grouping.bits]
 
 
 def _column_step(kernels: Kernels, dtype: DType) -> int:
