@@ -344,14 +344,15 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 @contextmanager
-def pretend_gpu(pageable: Collection[str] | None = None) -> Iterator[_Pretending]:
+def pretend_gpu(pageable: Collection[str] | None = None, over_gloo: bool = False) -> Iterator[_Pretending]:
     """A context in which the device GPU computes, on this thread and on those that start in it.
 
     Args:
         pageable: the functions, "package/file.py function", that may copy between the GPU and memory of the host
             that is not pinned; None = all.
+        over_gloo: whether ranks send over gloo; else they do as over NCCL.
     """
-    memory, ranks = PretendedMemory(), PretendedRanks()
+    memory, ranks = PretendedMemory(), PretendedRanks(over_gloo)
     pretending = _Pretending(memory, ranks, pageable)
     run, update = threading.Thread.run, NativeAdamW.__call__
 
