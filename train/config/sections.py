@@ -247,6 +247,8 @@ class ZeroSection(Section):
     Attributes:
         stage: 1 shards optimizer states, 2 also gradients, 3 also parameters; 0 shards nothing.
         bucket_size: the number of elements that are exchanged at once; at stage 3 a bucket holds one layer at most.
+        buckets: "layer" = buckets of whole layers, of which a larger one exceeds `bucket_size`; "size" = none but a
+            larger parameter exceeds it; "auto" = "layer" on GPUs that hold all model states.
         overlap: whether buckets are exchanged while backward goes on; at stage 3 also whether the next layer is
             gathered while one computes.
         shard_size: the number of ranks that share one copy, a divisor of dp (hybrid sharding); 0 = all of dp.
@@ -254,6 +256,7 @@ class ZeroSection(Section):
 
     stage: Literal[0, 1, 2, 3] = 0
     bucket_size: int = Field(default=2**24, ge=1)
+    buckets: Literal["auto", "layer", "size"] = "auto"
     overlap: bool = True
     shard_size: int = Field(default=0, ge=0)
 
