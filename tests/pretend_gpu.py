@@ -377,7 +377,7 @@ def pretend_gpu(pageable: Collection[str] | None = None, over_gloo: bool = False
         patch.setattr(take_over, "check_module", lambda model, *arguments: next(model.parameters()).device)
         patch.setattr(saved_activations, "PLAIN", (*saved_activations.PLAIN, OnGpu))
         ranks.install(patch)
-        install_attention(patch, OnGpu)
+        install_attention(patch)
         stack.enter_context(pretending)
         stack.enter_context(_Making(pretending))
         yield pretending
