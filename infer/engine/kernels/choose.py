@@ -26,7 +26,8 @@ def prepare(job: Job, program: Program, load: LoadParams) -> Backend:
 
     Raises:
         CheckpointError: the weights cannot be loaded.
-        ConfigError: the job does not fit the machine, or native kernels are requested and cannot run it.
+        ConfigError: the job does not fit the machine, or native kernels are requested and cannot run it, or packed
+            weights are and the ATen backend computes.
     """
     if job.kernels != "aten":
         reason = why_not(job, program)
@@ -35,6 +36,8 @@ def prepare(job: Job, program: Program, load: LoadParams) -> Backend:
         if job.kernels == "native":
             raise ConfigError(f"The native kernels cannot run this model: {reason}. Use --kernels auto or aten.")
         _LOG.info("The ATen backend runs this model, not the native one: %s.", reason)
+    if job.packed:
+        raise ConfigError("--packed keeps the weights of native kernels, and torch's compute this model: leave it out.")
     from .aten.prepare import prepare as prepare_aten
 
     return prepare_aten(job, program, load)

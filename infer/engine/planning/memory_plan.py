@@ -15,7 +15,6 @@ from ....core.progress import format_bytes
 from ....core.quantization import Grouping
 from ....model.config import ModelConfig
 from ....model.registry import decoder_spec
-from ..job import threads_per_rank
 from ..kernels.aten import sizes as aten
 from ..kernels.native import sizes as native
 from ..kv_formats import BlockBytes, CacheShape, kv_format
@@ -141,7 +140,7 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
     longest = min(options.max_model_len or config.context_length, config.context_length)
     spec = decoder_spec(config)
     program = lower(spec, options.tp, 0, serving_slices(spec, options.tp, dtype))
-    threads = threads_per_rank(options.tp, options.threads)
+    threads = options.threads_per_rank
     sizes, cache = aten if options.kernels == "aten" else native, CacheShape(0, options.block_size, kv_dtype)
     count, rank = options.num_adapters, options.max_adapter_rank if options.num_adapters else 0
     itemsize, heads = dtypes.by_name(dtype).itemsize, min(count, options.max_adapter_heads or 0)
