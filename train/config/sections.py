@@ -198,6 +198,7 @@ class PrecisionSection(Section):
 
     Attributes:
         params: the dtype of parameters and activations.
+        tf32: whether GPUs may round the operands of fp32 products to TF32's 10 bits, several times as fast.
         initial_loss_scale: for fp16, the first factor of the loss before backward.
         loss_scale_window: for fp16, the number of steps without overflow after which the factor doubles; an overflow
             halves it.
@@ -205,6 +206,7 @@ class PrecisionSection(Section):
     """
 
     params: Precision = "fp32"
+    tf32: bool = False
     initial_loss_scale: float = Field(default=65536.0, ge=1)
     loss_scale_window: int = Field(default=1000, ge=1)
     min_loss_scale: float = Field(default=1.0, gt=0)

@@ -19,8 +19,9 @@ from ..pipeline.actions import Action, Kind
 from ..pipeline.executor import Boundary, PipelineExecutor
 from ..pipeline.schedules import make_schedule
 from ..planning.context_plan import ContextPlan
+from .gpu_attention import GpuFacts
 from .row_packer import PackedRows, RowPacker
-from .rows import WHOLE_ROWS, DealtRows, Rows
+from .rows import DealtRows, Rows, WholeRows
 from .stages import StagePass
 from .training_engine import TrainingEngine
 
@@ -49,7 +50,7 @@ class Passes:
         self.mesh: Mesh = engine.mesh
         self.weight_grads = weight_grads
         self.on_phase = on_phase
-        self._packer = RowPacker(decoders, engine.device, _rows(decoders[0], config, self.mesh))
+        self._packer = RowPacker(decoders, engine.device, _rows(decoders[0], config, self.mesh, engine.device))
         self.stages = [
             StagePass(decoder, engine.device, partial(engine.saving, number)) for number, decoder in enumerate(decoders)
         ]
@@ -166,9 +167,9 @@ class Passes:
             self.engine.gradients_arrived(stage, last=last)
 
 
-def _rows(decoder: Decoder, config: TrainConfig, mesh: Mesh) -> Rows:
+def _rows(decoder: Decoder, config: TrainConfig, mesh: Mesh, device: torch.device) -> Rows:
     """Returns what takes a rank's part of micro-batches."""
     if mesh.cp.size == 1:
-        return WHOLE_ROWS
+        return WholeRows(GpuFacts.of(device))
     plan = ContextPlan.of(config, decoder.spec)
     return DealtRows(mesh.cp, plan.mode, plan.windows, plan.multiple)

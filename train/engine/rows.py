@@ -16,6 +16,7 @@ from ..context.gather import GatheredAttention
 from ..context.modes import Mode
 from ..context.ulysses import UlyssesAttention
 from .attention import attention_within
+from .gpu_attention import GpuFacts
 
 Integers = NDArray[np.int64]
 
@@ -51,11 +52,18 @@ class Rows(Protocol):
 
 
 class WholeRows:
-    """Takes all positions: there is no context parallelism."""
+    """Takes all positions: there is no context parallelism.
+
+    Args:
+        gpu: the GPU that computes; None for a CPU.
+    """
+
+    def __init__(self, gpu: GpuFacts | None = None) -> None:
+        self._gpu = gpu
 
     def part(self, micro: MicroBatch) -> RowsPart:
         """Returns the whole micro-batch."""
-        attend = attention_within(micro.documents)
+        attend = attention_within(micro.documents, self._gpu)
         return RowsPart(micro.inputs, micro.targets, micro.positions, attend, _real_rows(micro))
 
 
