@@ -19,6 +19,7 @@ from tk.tests.train.run_training import make_trainer
 from tk.train import initialize
 from tk.train.run.trainer import Trainer
 from tk.train.zero import adamw_rule
+from tk.train.zero.flat_bucket import FlatBucket
 
 EXPERTS = {"architecture": "qwen3_moe", "num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.01}
 BIASED = {"architecture": "glm4_moe", "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -112,6 +113,34 @@ def test_a_step_copies_each_micro_batch_once_and_makes_two_scalars_at_most(confi
     copies, scalars = copies_of_a_step(config)
     assert copies == 3, "the number of micro-batches"
     assert 1 <= len(scalars) <= 2, "there are more buckets"
+
+
+def most_exchanges_before_another(config: dict[str, Any]) -> int:
+    """Trains a step on this rank; returns the most exchanges under way when the next one starts."""
+    counts: list[int] = []
+    with gpu_and_trainer(config) as (_, trainer):
+        exchange = trainer.engine.exchange
+        start = exchange._start_exchange
+
+        def started(bucket: FlatBucket) -> Any:
+            counts.append(len(exchange._in_flight))
+            return start(bucket)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(exchange, "_start_exchange", started)
+            trainer.step()
+        assert len(counts) > 3
+        return max(counts)
+
+
+@pytest.mark.matrix
+def test_backward_awaits_exchanges_only_where_that_frees_memory(rank_pool: RankPool, configure: Configure) -> None:
+    found = {}
+    for stage in (1, 2):
+        config = configure(parallel={"dp": 2}, precision={"params": "bf16"}, zero={"stage": stage})
+        (found[stage], other) = rank_pool.run(most_exchanges_before_another, 2, config=config)
+        assert found[stage] == other
+    assert found[1] > found[2] == 1, "two are under way at stage 2, the new one included"
 
 
 @pytest.mark.matrix
