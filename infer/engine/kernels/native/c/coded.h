@@ -56,15 +56,18 @@ INLINE vf add_flushed(vf a, vf b) {
 #endif
 }
 
-// Widens 16 codes of 8 bits.
-INLINE vf widened_bytes(const char *from) {
+// Widens the codes of 8 bits in place `place`, of 4, of the words of a line: they become the last bits of a number
+// whose exponent gives them their value, and which is taken off again.
+INLINE vf widened_bytes(vi line, const int place) {
+    if (place >= 2) line = (vi)((pairs_vector)line >> 16);
+    const float base = place % 2 ? 0x1p15f : 0x1p23f;
+    const vi mask = vi_set1(place % 2 ? 0xff00 : 0xff);
 #if defined(TK_AVX512)
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
+    vf wide = (vf)_mm512_ternarylogic_epi32((__m512i)line, (__m512i)mask, (__m512i)v_set1(base), 0xea);
 #else
-    vf values;
-    for (int i = 0; i < VW; i++) values[i] = (float)(int8_t)from[i];
-    return values;
+    vf wide = (vf)((line & mask) | (vi)v_set1(base));
 #endif
+    return wide - v_set1(base + OFFSET);
 }
 
 // Widens the codes of 4 bits in place `place`, of 8, of the words of a line.
@@ -86,11 +89,9 @@ INLINE vi load_line(const char *from) {
 
 // Widens a pair of columns, `place` of those of a line, to bf16.
 INLINE pairs_vector widened_pair(const int bits, const char *line, const int place) {
-    if (bits == 8) {
-        const char *even = line + place * 2 * PANEL;
-        return (pairs_vector)widened_bytes(even) >> 16 | (pairs_vector)widened_bytes(even + PANEL);
-    }
     vi words = load_line(line);
+    if (bits == 8)
+        return (pairs_vector)widened_bytes(words, 2 * place) >> 16 | (pairs_vector)widened_bytes(words, 2 * place + 1);
 #if defined(TK_AVX512)
     // A table takes the lower five bits of each half: it has the 16 values twice.
     static const uint16_t values[32] __attribute__((aligned(64))) = {

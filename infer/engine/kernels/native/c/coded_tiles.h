@@ -11,33 +11,29 @@
 
 // The two columns of a pair, of `place` of those of a line.
 INLINE void widen_columns(const int bits, const char *line, const int place, vf *even, vf *odd) {
-    if (bits == 8) {
-        *even = widened_bytes(line + place * 2 * PANEL), *odd = widened_bytes(line + place * 2 * PANEL + PANEL);
-        return;
-    }
     vi words = load_line(line);
-    *even = widened_nibbles(words, place), *odd = widened_nibbles(words, place + 4);
+    if (bits == 8) *even = widened_bytes(words, 2 * place), *odd = widened_bytes(words, 2 * place + 1);
+    else *even = widened_nibbles(words, place), *odd = widened_nibbles(words, place + 4);
 }
 
-// Adds the products of a step's lines [first, last) to partial sums, for `rows` rows, a constant as is `bits`; `x`
-// begins with the step.
+// Adds the products of `rows` rows with the first `count` lines of a step to partial sums; `x` begins with the step.
 INLINE void few_step(const int rows, const int bits, const char *const *lines, int64_t count, int64_t ahead,
                      const uint16_t *x, vf *partial) {
+    float columns[2][FEW_CODED_ROWS][BLOCK_COLUMNS / 2] __attribute__((aligned(64)));  // even ones, and odd ones
     vf even[FEW_CODED_ROWS * GROUP_PANELS], odd[FEW_CODED_ROWS * GROUP_PANELS];
+#pragma GCC unroll 2
+    for (int r = 0; r < rows; r++) {
+        vi pairs = load_line((const char *)(x + r * BLOCK_COLUMNS));
+        v_store(columns[0][r], (vf)(pairs << 16));
+        v_store(columns[1][r], v_high_halves(pairs));
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < rows * GROUP_PANELS; i++) even[i] = odd[i] = v_set1(0.0f);
     for (int64_t l = 0; l < count; l++) {
 #pragma GCC unroll 4
         for (int p = 0; p < GROUP_PANELS; p++) __builtin_prefetch(lines[p] + l * LINE_BYTES + ahead);
 #pragma GCC unroll 4
-        for (int place = 0; place < pairs_of_line(bits); place++, x += 2) {
-            vf low[FEW_CODED_ROWS], high[FEW_CODED_ROWS];
-#pragma GCC unroll 2
-            for (int r = 0; r < rows; r++) {
-                int32_t pair;
-                memcpy(&pair, x + r * BLOCK_COLUMNS, sizeof pair);
-                low[r] = (vf)(vi_set1(pair) << 16), high[r] = v_high_halves(vi_set1(pair));
-            }
+        for (int place = 0; place < pairs_of_line(bits); place++)
 #pragma GCC unroll 4
             for (int p = 0; p < GROUP_PANELS; p++) {
                 vf first, second;
@@ -45,11 +41,11 @@ INLINE void few_step(const int rows, const int bits, const char *const *lines, i
 #pragma GCC unroll 2
                 for (int r = 0; r < rows; r++) {
                     int i = r * GROUP_PANELS + p;
-                    even[i] = fma_flushed(low[r], first, even[i]);
-                    odd[i] = fma_flushed(high[r], second, odd[i]);
+                    int64_t k = l * pairs_of_line(bits) + place;
+                    even[i] = fma_flushed(v_set1(columns[0][r][k]), first, even[i]);
+                    odd[i] = fma_flushed(v_set1(columns[1][r][k]), second, odd[i]);
                 }
             }
-        }
     }
     // A tile goes on with products of zeros, which make a zero positive.
     vf zero = v_set1(0.0f);
