@@ -7,11 +7,10 @@ chunk that was just appended. Vectors of 4 bits have twins in int8, in blocks of
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
-import numpy as np
 import torch
 
-from .....core.casts import Array
 from ...kv_formats import INT4, INT8, hadamard_size, kv_format
 from .pages import CPU, Pages, make_pages
 
@@ -28,6 +27,15 @@ def hadamard(x: torch.Tensor) -> torch.Tensor:
         out = torch.stack((first + second, first - second), dim=-2).flatten(-3)
     result: torch.Tensor = out * size**-0.5
     return result
+
+
+class LayerParts(NamedTuple):
+    """The tensors of a layer's pages (`Pages.parts`), for other kernels; of twins that there are not, none."""
+
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+    key_twins: tuple[torch.Tensor, ...]
+    value_twins: tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +102,27 @@ class KVCache:
         kinds = (*self._keys, *self._values, *self._key_twins, *self._value_twins)
         return sum(part.nbytes for pages in kinds for part in pages.parts)
 
+    @property
+    def rotated_size(self) -> int:
+        """The size of the blocks in which keys, values and queries are rotated; 1: they are not."""
+        return hadamard_size(self.head_dim) if self._format.is_rotated else 1
+
+    @property
+    def twin_of(self) -> torch.Tensor:
+        """The twin of each block, 0 for none: int64 [blocks]; it stays the same tensor."""
+        return self._twin_of
+
+    def parts(self, layer: int) -> LayerParts:
+        """Returns the tensors of a layer."""
+        kinds = (self._keys, self._values, self._key_twins, self._value_twins)
+        return LayerParts(*(kind[layer].parts if kind else () for kind in kinds))
+
     def assign(self, twins_N2: torch.Tensor, forks_N2: torch.Tensor) -> None:
         """Assigns twins to blocks, and the content of others to blocks and to their twins: see `RunningPlan`."""
         shared, own = forks_N2.unbind(-1)
         source = self._twin_of[shared]  # before it is assigned to another
-        self._assign_twins(twins_N2)
+        if len(twins_N2):
+            self._assign_twins(twins_N2)
         if len(own):
             _copy((*self._keys, *self._values), shared, own)
             _copy((*self._key_twins, *self._value_twins), source, self._twin_of[own])
@@ -110,10 +134,13 @@ class KVCache:
         self._twin_of[torch.where(self._twin_of[earlier] == twins, earlier, 0)] = 0  # block 0 never has another twin
         self._owner[twins], self._twin_of[blocks] = blocks, twins
 
-    def places(self, slots: Array) -> tuple[Places, Places | None]:
-        """Returns the places of tokens and of their twins, if there are any, for `append`; slots as in RunningPlan."""
-        begun = slots[slots % self.block_size == 0] // self.block_size
-        slots_T, begun_N = (torch.from_numpy(each.astype(np.int64)).to(self.device) for each in (slots, begun))
+    def places(self, slots_T: torch.Tensor, begun_N: torch.Tensor) -> tuple[Places, Places | None]:
+        """Returns the places of tokens and of their twins, if there are any, for `append`; after `assign`.
+
+        Args:
+            slots_T: int64, as in RunningPlan.
+            begun_N: int64, the blocks whose first slot is among them.
+        """
         block_T, offset_T = slots_T // self.block_size, slots_T % self.block_size
         places = self._places(block_T, offset_T, begun_N)
         if not self.has_twins:
