@@ -55,6 +55,12 @@ class Group:
         return self._link
 
     @property
+    def over_gloo(self) -> bool:
+        """Whether messages go over gloo: those of GPU tensors then go through copies on the host."""
+        process_group = self.process_group
+        return process_group is not None and dist.get_backend(process_group) == "gloo"
+
+    @property
     def process_group(self) -> dist.ProcessGroup | None:
         """torch's process group, or None for a group of one rank.
 

@@ -59,7 +59,15 @@ FLOORS: dict[str, dict[str, int]] = {
         "async_llm": 11,
         "perplexity": 12,
     },
-    "infer/engine/kernels": {"sampler": 0, "loading": 0, "step_tensors": 0, "backend": 1, "aten": 2, "native": 2},
+    "infer/engine/kernels": {
+        "sampler": 0,
+        "loading": 0,
+        "step_tensors": 0,
+        "backend": 1,
+        "aten": 2,
+        "native": 2,
+        "triton": 3,
+    },
     "infer/engine/kernels/aten": {"pages": 0, "kv_cache": 1, "attention": 2},
     "infer/engine/kernels/native": {"binding": 0, "packing": 1, "packed": 2},
     "infer/engine/schedule": {
@@ -127,6 +135,7 @@ COMPUTE: dict[str, str] = {
     "infer.engine.kernels.aten": "adapted_products expert_products experts interpreter kv_cache "
     "model_runner paged_attention pages prepare prepared_weights row_tiles",
     "infer.engine.kernels.aten.attention": "online_softmax plan",
+    "infer.engine.kernels.triton": "append attention cache formats hadamard paged_attention",
     "model": "activation attention balance decoder init loading mlp norm peers placement recompute rope",
     "model.experts": "adapted experts mixture router shared spreads token_pairs",
     "parallel": "adapters coded_weight collectives functions gpu_start grouped_products head_loss held_weight host "
@@ -144,7 +153,7 @@ COMPUTE: dict[str, str] = {
     "train.pipeline": "executor",
     "train.records": "metrics step_log step_profiler",
     "train.run": "adapter_base coded_base inputs run_start trainer",
-    "train.saving": "checkpointer replica_check save_in_flight saver snapshot",
+    "train.saving": "checkpointer pinned_save replica_check save_in_flight saver snapshot",
     "train.zero": "absent adamw_rule agreement flat_bucket flat_buffers gradient_exchange gradient_sum outputs "
     "own_parameters parameter_gather random_rounding saved_activations saved_parameters sharded_adamw square_sum "
     "trained_parameter written_values",

@@ -1,5 +1,6 @@
 """Quantized weights by instructions for bf16: the bits of a model in numpy, for any rows, batches, cuts and threads."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -126,7 +127,8 @@ def test_bits_do_not_depend_on_cuts_threads_and_batches(
     tokens = np.random.default_rng(0).integers(0, VOCAB, count).tolist()
     made = [runner(tmp_path, "bf16", "bf16", threads, name, weight_dtype=weight_dtype) for threads in (1, 3)]
     expected = logits(made[0], tokens, range(1, count))  # token by token
-    for cuts in sized(((), (1, 18), range(2, count, 2), range(3, count, 3), (31, 32, 33, 63)), ((), (1, 8, 10))):
+    every: list[Sequence[int]] = [(), (1, 8, 10), range(2, count, 2), range(3, count, 3), (31, 32, 33, 63)]
+    for cuts in every[: sized(5, 2)]:
         for each in made:
             assert np.array_equal(logits(each, tokens, cuts), expected)
     for count in sized((2, 3, 5, 8, 17, 33, 64), (2, 3, 7, 19)):
