@@ -173,6 +173,7 @@ class _Pretending(TorchDispatchMode):
         copies: those between the GPU and the host so far, "package/file.py function: to the GPU" or "to the host".
         pageable: the copies between the GPU and other memory.
         waits: what made the host wait for the GPU so far, "package/file.py function: why".
+        synchronized: the functions that waited for the GPU's stream because they wanted to.
     """
 
     def __init__(self, memory: PretendedMemory, ranks: PretendedRanks, allowed: Collection[str] | None) -> None:
@@ -184,6 +185,7 @@ class _Pretending(TorchDispatchMode):
         self.copies: list[str] = []
         self.pageable: list[str] = []
         self.waits: list[str] = []
+        self.synchronized: list[str] = []
         self._reading: set[tuple[Any, ...]] = set()  # the signatures whose results have a shape that depends on values
 
     def waited(self, why: str) -> None:
@@ -290,7 +292,7 @@ class _Stream:
     def synchronize(self) -> None:
         """Ends all copies."""
         self.pretending.memory.synchronize()
-        self.pretending.waited("waits for the stream")
+        self.pretending.synchronized.append(running_function())
 
 
 def _common_device(operation: Any, arguments: Any, keywords: Any) -> torch.device:

@@ -2,7 +2,7 @@
 
 No operation has tensors of two devices, and the steps give the bits of the CPU where both compute alike: a CPU without
 kernels for 16 bits rounds products that it computed in fp32 (see parallel/products.py), so the tests tell it to have
-them.
+them. Nor do they take the fused operators of a GPU (see parallel/fusion.py), unless they count copies and waits.
 """
 
 from dataclasses import replace
@@ -32,7 +32,7 @@ from tk.infer.engine.program.weights import load_params
 from tk.infer.engine.step.running_plan import RunningPlan
 from tk.model.registry import decoder_spec
 from tk.model.stored_config import stored_config
-from tk.parallel import products
+from tk.parallel import fusion, products
 from tk.parallel.mesh import ALONE, Group
 from tk.tests.infer.adapters import OWN, make_adapter
 from tk.tests.infer.engine.kernels.adapted import JOB, prompts, serving, together
@@ -46,7 +46,7 @@ COPIES = [
     "infer/engine/kernels/step_tensors.py send: to the GPU",
     "infer/engine/kernels/step_tensors.py on_host: to the host",
 ]
-WAITS = ["infer/engine/kernels/step_tensors.py on_host: waits for the stream"]
+WAITS = ["infer/engine/kernels/step_tensors.py on_host"]
 WEIGHTS = ("auto", "int8", "int4")
 DTYPES = ("fp32", "bf16", "fp16")
 # For `make test`: positions, LayerNorm and biases; rotation, norms of heads, experts, codes of weights, twins in int8.
@@ -97,6 +97,7 @@ TWINS = [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6)]  # of blocks whose valu
 @pytest.fixture(autouse=True)
 def _with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_WITHOUT_KERNELS", frozenset())
+    monkeypatch.setattr(fusion, "has_few_kernels", lambda tensor: False)
 
 
 def exchange_with_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,9 +119,9 @@ def traffic_of_steps(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[li
     found, step = list[tuple[list[str], list[str]]](), ModelRunner.step
 
     def noted(runner: ModelRunner, plan: RunningPlan) -> Any:
-        copies, waits = len(gpu.copies), len(gpu.waits)
+        before = len(gpu.copies), len(gpu.waits), len(gpu.synchronized)
         output = step(runner, plan)
-        found.append((gpu.copies[copies:], gpu.waits[waits:]))
+        found.append((gpu.copies[before[0] :], gpu.waits[before[1] :] + gpu.synchronized[before[2] :]))
         return output
 
     monkeypatch.setattr(ModelRunner, "step", noted)
@@ -216,6 +217,7 @@ def test_a_step_makes_one_copy_there_and_waits_for_one_back(
     ENTRIES[name].make(tmp_path)
     with torch.inference_mode(), pretend_gpu() as gpu, monkeypatch.context() as patch:
         traffic = traffic_of_steps(gpu, patch)
+        patch.setattr(fusion, "has_few_kernels", lambda tensor: True)
         computed(tmp_path, "bf16", kv_dtype, "auto", GPU)
     assert traffic == [(COPIES, WAITS)] * 3
 
@@ -252,8 +254,8 @@ def test_adapters_mix_no_devices_and_wait_for_nothing(
     with torch.inference_mode(), pretend_gpu() as gpu, monkeypatch.context() as patch:
         patch.setattr(prepare, "_device", lambda job: GPU)
         made = serving(base, adapters, job)
-        before = len(gpu.waits)
+        before = len(gpu.waits), len(gpu.synchronized)
         found = together(made, sequences, steps=2)
-        assert gpu.waits[before:] == WAITS * 2
+        assert gpu.waits[before[0] :] + gpu.synchronized[before[1] :] == WAITS * 2
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
