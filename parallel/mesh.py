@@ -1,7 +1,8 @@
 """Process groups along the axes of a mesh; callers pass them on as arguments, and none is global."""
 
 import weakref
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -29,15 +30,19 @@ class Group:
         rank: this rank's index in the group.
         size: the number of ranks in the group.
         link: sockets that carry small messages between CPU ranks of one host faster than gloo.
+
+    Attributes:
+        over_gloo: whether messages go over gloo: those of GPU tensors through copies on the host.
     """
 
-    __slots__ = ("_home", "_link", "_process_group", "rank", "size")
+    __slots__ = ("_home", "_link", "_process_group", "over_gloo", "rank", "size")
 
     def __init__(
         self, process_group: dist.ProcessGroup | None = None, rank: int = 0, size: int = 1, link: Link | None = None
     ) -> None:
         self._home = HomeProcess("This process group")
         self._process_group = None if process_group is None else weakref.ref(process_group)
+        self.over_gloo = process_group is not None and dist.get_backend(process_group) == "gloo"
         self.rank = rank
         self.size = size
         self._link = link
@@ -196,6 +201,22 @@ def cpu_shard_group(mesh: Mesh, timeout_seconds: float) -> Group:
     return _make(planned, mesh.world.rank, timeout_seconds, None, "gloo")["shard"]
 
 
+@contextmanager
+def _unbound() -> Iterator[None]:
+    """A context in which the default process group names no device.
+
+    If it names one, torch splits new groups off its communicator, for which NCCL waits until every rank has come; here
+    only the members of a group come.
+    """
+    world = dist.group.WORLD
+    assert world is not None
+    bound, world.bound_device_id = world.bound_device_id, None
+    try:
+        yield
+    finally:
+        world.bound_device_id = bound
+
+
 def _make(
     planned: PlannedGroup, rank: int, timeout_seconds: float, links: LinkFactory | None, backend: str | None = None
 ) -> dict[str, Group]:
@@ -206,7 +227,8 @@ def _make(
     """
     ranks, timeout = planned.ranks, timedelta(seconds=timeout_seconds)
     try:
-        made = dist.new_group(ranks, timeout=timeout, backend=backend, use_local_synchronization=True)
+        with _unbound():
+            made = dist.new_group(ranks, timeout=timeout, backend=backend, use_local_synchronization=True)
     except RuntimeError as error:  # a file as the store, unlike a server, has no class of its own for it
         if "timeout" not in str(error).lower():
             raise

@@ -17,7 +17,8 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.peak = self._live = 0
+        self.peak: int = 0
+        self._live: int = 0
         self._sizes: dict[int, int] = {}
 
     @classmethod
@@ -44,4 +45,4 @@ class LiveBytes(TorchDispatchMode):
 
 
 def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)

@@ -17,8 +17,7 @@ both ways. All threads that start meanwhile have the GPU, too.
 
 import threading
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import repeat
 from typing import Any, Final
 
@@ -35,7 +34,8 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tk.tests.pretended_memory import PretendedMemory
+from tk.tests.pretended_attention import install as install_attention
+from tk.tests.pretended_memory import PretendedMemory, PretendedStream
 from tk.tests.pretended_ranks import PretendedRanks
 from tk.tests.running_function import A_TEST, running_function
 from tk.train.foreign import take_over
@@ -57,6 +57,7 @@ _READS: Final = frozenset(
 _MOVES: Final = (torch.ops.aten.copy_.default, torch.ops.aten.index_put_.default)  # take a tensor of the CPU, too
 _TO: Final = torch.ops.aten.to  # a copy that inference mode does not call by its other name
 _COPIES: Final = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default, _TO.dtype_layout, _TO.device)
+_FILLS: Final = (torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default, torch.ops.aten.fill_.Scalar)
 _EMPTY, _DETACH = torch.ops.aten.empty.memory_format, torch.ops.aten.detach.default
 _NOT_OF_HOST: Final = 1 << 62  # in every address of the GPU's memory
 _DATA: Final = vars(torch._C.TensorBase)["data"]
@@ -154,13 +155,18 @@ class _Making(TorchFunctionMode):
         arguments = tuple(map(_named, arguments))
         keywords = {name: _named(each) for name, each in (keywords or {}).items()}
         if function is torch.tensor and keywords.get("device") == GPU:
+            self._pretending.waited("tensor copies Python's numbers")
+            self._pretending.scalars.append(running_function())
             return OnGpu(torch.tensor(*arguments, **keywords | {"device": "cpu"}))  # the values are Python's numbers
         if function is torch.Tensor.is_pinned:
             return self._memory.is_pinned(*arguments)
+        if function is torch.Tensor.pin_memory:
+            return self._memory.pinned_copy(*arguments)
         if function is torch.empty and keywords.pop("pin_memory", False):
             return self._memory.allocated(torch.empty(*arguments, **keywords))
         if function in _READS and isinstance(arguments[0], OnGpu):
             self._pretending.waited(f"reads {function.__name__}")
+            self._memory.synchronize()
         return function(*arguments, **keywords)
 
 
@@ -173,7 +179,7 @@ class _Pretending(TorchDispatchMode):
         copies: those between the GPU and the host so far, "package/file.py function: to the GPU" or "to the host".
         pageable: the copies between the GPU and other memory.
         waits: what made the host wait for the GPU so far, "package/file.py function: why".
-        synchronized: the functions that waited for the GPU's stream because they wanted to.
+        scalars: the functions that made a tensor without dimensions there, of a number of the host.
     """
 
     def __init__(self, memory: PretendedMemory, ranks: PretendedRanks, allowed: Collection[str] | None) -> None:
@@ -185,7 +191,7 @@ class _Pretending(TorchDispatchMode):
         self.copies: list[str] = []
         self.pageable: list[str] = []
         self.waits: list[str] = []
-        self.synchronized: list[str] = []
+        self.scalars: list[str] = []
         self._reading: set[tuple[Any, ...]] = set()  # the signatures whose results have a shape that depends on values
 
     def waited(self, why: str) -> None:
@@ -225,6 +231,8 @@ class _Pretending(TorchDispatchMode):
             if not is_there and each.dim():
                 self._judge_pageable(f"{operation} takes memory of the host, {list(each.shape)},")
         result = operation(*plain[0], **plain[1])
+        if operation in _FILLS and not result.dim():
+            self.scalars.append(running_function())
         rest = iter(devices if len({*devices}) > 1 else repeat(*{*devices})) if devices else iter(())
         given = {id(_plain(each)): each for each in tensors}
         placed = tree_map(lambda each: _placed(each, rest, given), result)
@@ -283,18 +291,6 @@ class _Pretending(TorchDispatchMode):
         return FakeTensor(self._fakes, shape, each.device)
 
 
-@dataclass(frozen=True)
-class _Stream:
-    """The GPU's one stream."""
-
-    pretending: _Pretending
-
-    def synchronize(self) -> None:
-        """Ends all copies."""
-        self.pretending.memory.synchronize()
-        self.pretending.synchronized.append(running_function())
-
-
 def _common_device(operation: Any, arguments: Any, keywords: Any) -> torch.device:
     """Returns the device of an operation's tensors; a scalar may lie on the CPU."""
     tensors = _tensors((arguments, keywords))
@@ -348,14 +344,15 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 @contextmanager
-def pretend_gpu(pageable: Collection[str] | None = None) -> Iterator[_Pretending]:
+def pretend_gpu(pageable: Collection[str] | None = None, over_gloo: bool = False) -> Iterator[_Pretending]:
     """A context in which the device GPU computes, on this thread and on those that start in it.
 
     Args:
         pageable: the functions, "package/file.py function", that may copy between the GPU and memory of the host
             that is not pinned; None = all.
+        over_gloo: whether ranks send over gloo; else they do as over NCCL.
     """
-    memory, ranks = PretendedMemory(), PretendedRanks()
+    memory, ranks = PretendedMemory(), PretendedRanks(over_gloo)
     pretending = _Pretending(memory, ranks, pageable)
     run, update = threading.Thread.run, NativeAdamW.__call__
 
@@ -372,13 +369,15 @@ def pretend_gpu(pageable: Collection[str] | None = None) -> Iterator[_Pretending
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(torch.cuda, "cudart", lambda: memory)
-        patch.setattr(torch.cuda, "current_stream", lambda device=None: _Stream(pretending))
+        patch.setattr(torch.cuda, "device", lambda device: nullcontext())
+        patch.setattr(torch.cuda, "current_stream", lambda device=None: PretendedStream(memory, pretending.waited))
         patch.setattr(threading.Thread, "run", run_with_gpu)
         patch.setattr(NativeAdamW, "__call__", update_on_host)
         patch.setattr(take_over, "TrainedParameter", TrainedOnGpu)
         patch.setattr(take_over, "check_module", lambda model, *arguments: next(model.parameters()).device)
         patch.setattr(saved_activations, "PLAIN", (*saved_activations.PLAIN, OnGpu))
         ranks.install(patch)
+        install_attention(patch)
         stack.enter_context(pretending)
         stack.enter_context(_Making(pretending))
         yield pretending

@@ -197,7 +197,8 @@ def peak_beyond_gradients(num_rows: int, backward_follows: bool, dtype: torch.dt
     x = torch.randn(1, num_rows, 16, generator=drawn).to(dtype).requires_grad_()
     weight = torch.randn(vocab // tp.size, 16, generator=drawn).to(dtype).requires_grad_()
     targets = torch.randint(0, vocab, (1, num_rows), generator=drawn)
-    with blocks_of(8192), LiveBytes() as live:
+    live = LiveBytes()
+    with blocks_of(8192), live:
         head_loss(x, weight, ParallelProduct("column", tp), HeadLoss(targets, vocab, 1.0, backward_follows)).backward()
     assert x.grad is not None
     assert weight.grad is not None

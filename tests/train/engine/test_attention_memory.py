@@ -9,7 +9,7 @@ from tk.tests.live_bytes import LiveBytes
 from tk.train.engine.attention import attention_within
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Layer:
     layer: int = 0
     window: int | None = None
@@ -20,7 +20,8 @@ def peak(length: int, window: int | None, document: int) -> int:
     draw = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, length, heads, 8, generator=draw).requires_grad_() for heads in (2, 1, 1))
     documents = [document] * (length // document) if document else []
-    with LiveBytes() as live:
+    live = LiveBytes()
+    with live:
         attention_within(documents)(_Layer(window=window), q, k, v).sum().backward()
     return live.peak
 

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import LlamaForCausalLM
 
 from tk.core.errors import ConfigError
 from tk.infer import LLM, SamplingParams
@@ -20,6 +22,28 @@ def test_cuda_and_cpu_generate_alike(model_folder: Callable[[str], Path], kv_dty
     with LLM(model_folder("grouped"), kernels="native", kv_dtype=kv_dtype, kv_blocks=30) as llm:
         on_cpu = llm.generate(PROMPTS, GREEDY)
     assert [c.token_ids for c in on_gpu] == [c.token_ids for c in on_cpu]
+
+
+def test_cuda_and_transformers_generate_alike(model_folder: Callable[[str], Path]) -> None:
+    folder = model_folder("grouped")
+    with LLM(folder, kernels="aten", kv_blocks=30) as llm:
+        ours = [completion.token_ids for completion in llm.generate(PROMPTS, GREEDY)]
+    model = LlamaForCausalLM.from_pretrained(folder).cuda()
+    for prompt, mine in zip(PROMPTS, ours, strict=True):
+        given = torch.tensor([prompt], device="cuda")
+        options = {"max_new_tokens": 24, "min_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+        theirs = model.generate(given, attention_mask=torch.ones_like(given), **options)
+        assert theirs[0, len(prompt) :].tolist() == mine
+
+
+def test_cuda_and_cpu_sample_alike(model_folder: Callable[[str], Path]) -> None:
+    """The same seeds draw the same tokens: noise depends on seed and position, and logits differ by rounding alone."""
+    drawn = []
+    sampling = [SamplingParams(temperature=0.8, top_p=0.9, seed=seed, max_new_tokens=24) for seed in range(3)]
+    for kernels in ("aten", "native"):
+        with LLM(model_folder("grouped"), kernels=kernels, kv_blocks=30) as llm:
+            drawn.append([completion.token_ids for completion in llm.generate(PROMPTS, sampling)])
+    assert drawn[0] == drawn[1]
 
 
 def test_a_cache_that_does_not_fit_is_refused(model_folder: Callable[[str], Path]) -> None:
