@@ -142,7 +142,7 @@ def test_a_gpu_without_bf16_refuses_it() -> None:
 
 def test_a_window_of_any_length_has_small_masks() -> None:
     assert block_queries(4096) == 1024
-    assert block_queries(32768) == 256
+    assert block_queries(32768) == 128
 
 
 def test_a_cpu_has_no_facts(monkeypatch: pytest.MonkeyPatch) -> None:

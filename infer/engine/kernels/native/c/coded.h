@@ -7,9 +7,7 @@
 
 #include "rounding.h"
 
-#define CODES_AHEAD 8        // lines of each panel that few rows fetch before their turn
-#define WIDENED_COLUMNS 128  // of four panels that are widened together, at most: they stay in the first cache
-#define WIDENED_BYTES (WIDENED_COLUMNS / 2 * PAIR_BYTES)
+#define CODES_AHEAD 8  // lines of each panel that few rows fetch before their turn
 
 // Some rows of a `struct group` by codes in one slice.
 struct coded {
@@ -39,22 +37,19 @@ INLINE void restore_denormals(uint32_t state) {
     _mm_setcsr(state);
 #endif
 }
-INLINE vf fma_flushed(vf a, vf b, vf c) {
 #if defined(TK_AVX512)
-    return v_fma(a, b, c);
-#else
+INLINE vf fma_flushed(vf a, vf b, vf c) { return v_fma(a, b, c); }
+INLINE vf add_flushed(vf a, vf b) { return a + b; }
+#else  // not inlined: models take long to compile
+static __attribute__((noinline)) vf fma_flushed(vf a, vf b, vf c) {
     for (int i = 0; i < VW; i++) c[i] = model_fma(a[i], b[i], c[i]);
     return c;
-#endif
 }
-INLINE vf add_flushed(vf a, vf b) {
-#if defined(TK_AVX512)
-    return a + b;
-#else
+static __attribute__((noinline)) vf add_flushed(vf a, vf b) {
     for (int i = 0; i < VW; i++) a[i] = model_add(a[i], b[i]);
     return a;
-#endif
 }
+#endif
 
 // Widens the codes of 8 bits in place `place`, of 4, of the words of a line: they become the last bits of a number
 // whose exponent gives them their value, and which is taken off again.
@@ -105,22 +100,6 @@ INLINE pairs_vector widened_pair(const int bits, const char *line, const int pla
 #endif
 }
 INLINE int64_t pairs_of_line(const int bits) { return bits == 8 ? 2 : 4; }
-
-// Widens the codes of a group of a panel, which begins with its headers, to `pairs` pairs of columns; the last are
-// zero.
-INLINE void widen_group(const int bits, const char *group, int64_t lines, int64_t pairs, char *to, int64_t ahead) {
-    char *end = to + pairs * PAIR_BYTES;
-    __builtin_prefetch(group + ahead);
-    for (int64_t l = 1; l <= lines; l++) {
-        __builtin_prefetch(group + l * LINE_BYTES + ahead);
-#pragma GCC unroll 4
-        for (int place = 0; place < pairs_of_line(bits); place++, to += PAIR_BYTES) {
-            pairs_vector pair = widened_pair(bits, group + l * LINE_BYTES, place);
-            memcpy(to, &pair, PAIR_BYTES);
-        }
-    }
-    memset(to, 0, (size_t)(end - to));
-}
 
 // The scales of a group of a panel and, in 4 bits, its minima.
 struct scaling {

@@ -7,7 +7,9 @@
 
 #include "amx.h"
 
-#define FEW_CODED_ROWS 2  // that take plain vectors
+#define FEW_CODED_ROWS 2     // that take plain vectors
+#define WIDENED_COLUMNS 384  // of two panels that are widened together, at most: half of a first cache of 48 KiB
+#define WIDENED_BYTES (WIDENED_COLUMNS / BLOCK_COLUMNS * STEP_BYTES)
 
 // The two columns of a pair, of `place` of those of a line.
 INLINE void widen_columns(const int bits, const char *line, const int place, vf *even, vf *odd) {
@@ -85,6 +87,22 @@ INLINE void few_coded(const int rows, const int bits, const struct coded *c, int
         v_store(g->sums + (row + i / GROUP_PANELS) * GROUP_COLUMNS + i % GROUP_PANELS * PANEL, sums[i]);
 }
 
+// Widens the codes of a group of a panel, which begins with its headers, to whole steps, and fetches lines that lie
+// `ahead`. What is left of the last step is zero.
+INLINE void widen_group(const int bits, const char *group, int64_t lines, int64_t steps, char *to, int64_t ahead) {
+    char *end = to + steps * STEP_BYTES;
+    __builtin_prefetch(group + ahead);
+    for (int64_t l = 1; l <= lines; l++) {
+        __builtin_prefetch(group + l * LINE_BYTES + ahead);
+#pragma GCC unroll 4
+        for (int place = 0; place < pairs_of_line(bits); place++, to += PAIR_BYTES) {
+            pairs_vector pair = widened_pair(bits, group + l * LINE_BYTES, place);
+            memcpy(to, &pair, PAIR_BYTES);
+        }
+    }
+    memset(to, 0, (size_t)(end - to));
+}
+
 // Groups [first, last) of two panels, widened.
 struct widened {
     char panels[2][WIDENED_BYTES] __attribute__((aligned(64)));
@@ -140,25 +158,31 @@ INLINE void pass_tiles(const int bits, const struct coded *c, int first, const s
     }
 }
 
-INLINE void many_coded(const int bits, const struct coded *c, int first) {
-    int64_t pairs = c->steps * (BLOCK_COLUMNS / 2), most = WIDENED_BYTES / (pairs * PAIR_BYTES);
+// All rows by panels `first` and `first` + 1, while lines come of the panels that are next.
+INLINE void many_coded(const int bits, const struct coded *c, int first, const char *next) {
+    int64_t room = c->steps * STEP_BYTES, most = WIDENED_BYTES / room;
+    int64_t jump = next - c->g->panels[first] - c->groups * c->bytes;
     struct widened wide;
     for (wide.first = 0; wide.first < c->groups; wide.first = wide.last) {
         wide.last = wide.first + most < c->groups ? wide.first + most : c->groups;
+        int64_t ahead = most * c->bytes + (wide.last == c->groups ? jump : 0);
         for (int p = 0; p < 2; p++)
             for (int64_t n = wide.first; n < wide.last; n++)
-                widen_group(bits, c->g->panels[first + p] + n * c->bytes, c->lines, pairs,
-                            wide.panels[p] + (n - wide.first) * pairs * PAIR_BYTES, most * c->bytes);
+                widen_group(bits, c->g->panels[first + p] + n * c->bytes, c->lines, c->steps,
+                            wide.panels[p] + (n - wide.first) * room, ahead);
         pass_tiles(bits, c, first, &wide);
     }
 }
 
 INLINE void sum_codes_of(const int bits, const struct coded *c) {
-    if (c->g->count == 1) few_coded(1, bits, c, 0);
-    else if (c->g->count == 2) few_coded(2, bits, c, 0);
-    else
-        for (int first = 0; first < GROUP_PANELS; first += 2)
-            if (!first || c->g->panels[2] != c->g->panels[1]) many_coded(bits, c, first);
+    const struct group *g = c->g;
+    int are_four = g->panels[2] != g->panels[1];
+    if (g->count == 1) few_coded(1, bits, c, 0);
+    else if (g->count == 2) few_coded(2, bits, c, 0);
+    else {
+        many_coded(bits, c, 0, are_four ? g->panels[2] : g->next);
+        if (are_four) many_coded(bits, c, 2, g->next);
+    }
 }
 
 // All rows by the codes of a slice.
