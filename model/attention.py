@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from ..parallel import fusion
 from ..parallel.token_noise import TokenNoise
 from .placement import Placement
 from .recompute import recomputed
@@ -72,10 +73,19 @@ class Attention(nn.Module):
     def _core(self, qkv_NF: torch.Tensor, rotary: Rotation | None, attend: Attend) -> torch.Tensor:
         """Maps the output of the first projection to the input of the last one."""
         qkv = qkv_NF.unflatten(-1, (-1, self.head_dim))
+        if self.q_norm is None and rotary is not None and fusion.has_few_kernels(qkv):
+            qk, v_NKE = qkv.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=-2)
+            q_NHE, k_NKE = rotate(qk, rotary).split((self.num_heads, self.num_kv_heads), dim=-2)
+        else:
+            q_NHE, k_NKE, v_NKE = self._heads(qkv, rotary)
+        out_NHE = attend(self, q_NHE, k_NKE, v_NKE)
+        return out_NHE.flatten(-2)
+
+    def _heads(self, qkv: torch.Tensor, rotary: Rotation | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Returns queries, keys and values, of which the first two are normed and rotated one after the other."""
         q_NHE, k_NKE, v_NKE = qkv.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=-2)
         if self.q_norm is not None and self.k_norm is not None:
             q_NHE, k_NKE = self.q_norm(q_NHE), self.k_norm(k_NKE)
         if rotary is not None:
             q_NHE, k_NKE = rotate(q_NHE, rotary), rotate(k_NKE, rotary)
-        out_NHE = attend(self, q_NHE, k_NKE, v_NKE)
-        return out_NHE.flatten(-2)
+        return q_NHE, k_NKE, v_NKE

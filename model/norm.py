@@ -3,8 +3,10 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+from ..parallel import fusion
 from ..parallel.row_blocks import row_blocks
 from ..parallel.wide_sums import layer_norm
 
@@ -44,6 +46,8 @@ class _RMSNormFunction(torch.autograd.Function):
 
 def rms_norm(x_ND: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
     """Returns x / sqrt(mean(x^2) + eps) * weight over the last dim, [..., D] -> [..., D] of the same dtype."""
+    if fusion.has_few_kernels(x_ND):
+        return F.rms_norm(x_ND, weight_D.shape, weight_D, eps)
     return _RMSNormFunction.apply(x_ND, weight_D, eps)  # type: ignore[no-untyped-call, no-any-return]
 
 

@@ -153,13 +153,21 @@ def _run(call: _HeadCall, whole_BLD: torch.Tensor, gradients: _HeadGradients | N
     x_ND, targets_N = whole_BLD.flatten(0, -2), loss.targets_BL.flatten()
     total = torch.zeros((), dtype=torch.float64, device=x_ND.device)
     for rows in logits_blocks(len(x_ND), len(weight_VD)):
-        block = _Block(linear(x_ND[rows], weight_VD), targets_N[rows], loss.vocab_size, call.head.tp)
-        total += block.losses_R.sum(dtype=torch.float64)
-        if gradients is not None:
-            gradients.add(x_ND, rows, block.to_gradient(loss.factor))
+        total += _run_block(call, x_ND, targets_N, rows, gradients)
     if gradients is not None:
         gradients.finish()
     return total * loss.factor
+
+
+def _run_block(
+    call: _HeadCall, x_ND: torch.Tensor, targets_N: torch.Tensor, rows: slice, gradients: _HeadGradients | None
+) -> torch.Tensor:
+    """Returns the sum of a block's losses; its logits end with the call, before those of the next block are made."""
+    loss = call.loss
+    block = _Block(linear(x_ND[rows], call.weight_VD), targets_N[rows], loss.vocab_size, call.head.tp)
+    if gradients is not None:
+        gradients.add(x_ND, rows, block.to_gradient(loss.factor))
+    return block.losses_R.sum(dtype=torch.float64)
 
 
 class _Block:

@@ -138,9 +138,9 @@ COMPUTE: dict[str, str] = {
     "infer.engine.kernels.triton": "append attention cache formats hadamard paged_attention",
     "model": "activation attention balance decoder init loading mlp norm peers placement recompute rope",
     "model.experts": "adapted experts mixture router shared spreads token_pairs",
-    "parallel": "adapters coded_weight collectives functions gpu_start grouped_products head_loss held_weight host "
-    "layers linear link_factory local_link meeting mesh mlp_blocks point_to_point products row_blocks row_exchange "
-    "row_groups streams token_noise torch_dtypes wide_sums",
+    "parallel": "adapters coded_weight collectives functions fusion gpu_start grouped_products head_loss held_weight "
+    "host layers linear link_factory local_link meeting mesh mlp_blocks point_to_point products row_blocks "
+    "row_exchange row_groups streams token_noise torch_dtypes wide_sums",
     "parity": "close_choices flat_values foreign gradients measure reference_values updates",
     "train.context": "gather kernels tiled tiled_attention ulysses",
     "train.engine": "attention blocked_attention compiling evaluate gpu_attention nonfinite optimizer_step passes "

@@ -1,6 +1,6 @@
 """The loss of a head in blocks of rows against torch's linear layer and cross entropy on the whole."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -20,6 +20,7 @@ from tk.parallel.head_loss import HeadLoss, head_loss
 from tk.parallel.linear import ParallelProduct
 from tk.parallel.mesh import ALONE, Group, Mesh
 from tk.parallel.weight_grads import WeightGradQueue, run_deferred
+from tk.tests.live_bytes import LiveBytes
 from tk.tests.rank_pool import RankPool
 
 BATCH, LENGTH, HIDDEN = 2, 8, 6
@@ -188,6 +189,34 @@ def test_no_tensor_has_the_size_of_tokens_times_vocabulary(backward_follows: boo
             x, weight, ParallelProduct("column", ALONE), HeadLoss(targets, 32_768, 1.0, backward_follows)
         ).backward()
     assert largest.elements == 512 * 32_768, "a block of 512 rows, whatever the number of rows"
+
+
+def peak_beyond_gradients(num_rows: int, backward_follows: bool, dtype: torch.dtype, tp: Group) -> int:
+    """Returns the most bytes that forward and backward hold beside inputs and their gradients."""
+    drawn, vocab = torch.Generator().manual_seed(1), 64
+    x = torch.randn(1, num_rows, 16, generator=drawn).to(dtype).requires_grad_()
+    weight = torch.randn(vocab // tp.size, 16, generator=drawn).to(dtype).requires_grad_()
+    targets = torch.randint(0, vocab, (1, num_rows), generator=drawn)
+    live = LiveBytes()
+    with blocks_of(8192), live:
+        head_loss(x, weight, ParallelProduct("column", tp), HeadLoss(targets, vocab, 1.0, backward_follows)).backward()
+    assert x.grad is not None
+    assert weight.grad is not None
+    return live.peak - x.grad.nbytes - weight.grad.nbytes
+
+
+def growths(dtypes: Sequence[str]) -> list[float]:
+    """Returns the ratios of the peaks of 32,768 and 8,192 rows, on a rank of the vocabulary."""
+    size = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    tp = Mesh.build(Layout(tp=size), num_kv_heads=size).tp if size > 1 else ALONE
+    cases = [(follows, getattr(torch, dtype)) for follows in (False, True) for dtype in dtypes]
+    return [peak_beyond_gradients(32_768, *case, tp) / peak_beyond_gradients(8_192, *case, tp) for case in cases]
+
+
+def test_four_times_the_rows_take_5_percent_more_memory_at_most(rank_pool: RankPool) -> None:
+    """Beside the inputs, their gradients, and the copies with which ranks of CPUs exchange 16 bits."""
+    alone, ranks = growths(["float32", "bfloat16"]), rank_pool.run(growths, 2, dtypes=["float32"])
+    assert max(*alone, *(each for found in ranks for each in found)) <= 1.05, (alone, ranks)
 
 
 @given(num_rows=st.integers(0, 10_000), num_columns=st.integers(0, 10**6))

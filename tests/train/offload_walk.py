@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tk.core.dtypes import Precision
-from tk.parallel import products, wide_sums
+from tk.parallel import fusion, products, wide_sums
 from tk.parallel.torch_dtypes import torch_dtype
 from tk.tests.pretend_gpu import GPU, pretend_gpu
 from tk.tests.train.run_training import make_trainer
@@ -52,6 +52,7 @@ def walk(configs: list[dict[str, Any]], on_gpu: bool) -> dict[str, Any]:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(products, "_WITHOUT_KERNELS", frozenset())  # CPU and GPU compute alike
         patch.setattr(wide_sums, "_torch_sums_in_fp32", lambda weight: True)
+        patch.setattr(fusion, "has_few_kernels", lambda tensor: False)
         patch.setattr(step_log, "peak_flops", lambda *arguments: 1e12)
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         gpu = stack.enter_context(pretend_gpu(PAGEABLE)) if on_gpu else None
