@@ -59,8 +59,9 @@ FLOORS: dict[str, dict[str, int]] = {
         "async_llm": 11,
         "perplexity": 12,
     },
-    "infer/engine/kernels": {"sampler": 0, "loading": 0, "backend": 1, "aten": 2, "native": 2},
+    "infer/engine/kernels": {"sampler": 0, "loading": 0, "backend": 1, "aten": 2, "native": 2, "triton": 3},
     "infer/engine/kernels/native": {"binding": 0},
+    "infer/engine/kernels/triton": {"step": 0, "rows": 1, "run": 1},
     "infer/engine/schedule": {"samples": 0, "step_cost": 0, "block_allocator": 1, "block_manager": 2, "waiting": 3},
     "infer/serve": {
         "engine_protocol": 0,
@@ -117,6 +118,10 @@ FLOORS: dict[str, dict[str, int]] = {
 COMPUTE: dict[str, str] = {
     "infer.engine.kernels.aten": "adapted_products experts interpreter kv_cache model_runner "
     "online_softmax paged_attention pages prepare prepared_weights row_tiles",
+    "infer.engine.kernels.triton": "launches",
+    "infer.engine.kernels.triton.rows": "launched_products norms products samples",
+    "infer.engine.kernels.triton.run": "assembly decode_graphs decoder experts graphs kernels model_runner",
+    "infer.engine.kernels.triton.step": "decode_ahead device_tables host_copies",
     "model": "activation attention balance decoder init loading mlp norm peers placement recompute rope",
     "model.experts": "adapted experts mixture router shared spreads token_pairs",
     "parallel": "adapters coded_weight collectives functions grouped_products head_loss held_weight host layers linear "

@@ -17,7 +17,8 @@ _LOG: Final = logging.getLogger(__name__)
 def prepare(job: Job, program: Program, load: LoadParams) -> Backend:
     """Prepares the backend of a job; torch is imported only for the ATen backend.
 
-    "auto" takes native kernels if they cover the whole program, also beside GPUs: those compute if "aten" is asked for.
+    "auto" takes Triton's kernels on GPUs where `triton/reasons.py` finds nothing against them and their check passes,
+    else ATen's there. Without GPUs it takes native kernels if they cover the whole program.
 
     Args:
         job: the rank's job.
@@ -26,8 +27,12 @@ def prepare(job: Job, program: Program, load: LoadParams) -> Backend:
 
     Raises:
         CheckpointError: the weights cannot be loaded.
-        ConfigError: the job does not fit the machine, or native kernels are requested and cannot run it.
+        ConfigError: the job does not fit the machine, or kernels are requested that cannot run it.
     """
+    if job.kernels == "triton" or (job.kernels == "auto" and job.on_gpus):
+        from .triton.prepare import prepare as prepare_triton
+
+        return prepare_triton(job, program, load)
     if job.kernels != "aten":
         reason = why_not(job, program)
         if not reason:

@@ -1,5 +1,6 @@
 """The memory plan of a rank: its weights, KV cache and buffers, computed before anything is allocated."""
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from ....model.registry import decoder_spec
 from ..job import threads_per_rank
 from ..kernels.aten import sizes as aten
 from ..kernels.native import sizes as native
+from ..kernels.triton.reasons import why_not
+from ..kernels.triton.sizes import graph_bytes
 from ..kv_formats import BlockBytes, CacheShape, kv_format
 from ..options import EngineOptions
 from ..program.adapters import adapter_bytes, expert_bytes
@@ -25,7 +28,9 @@ from ..program.lower import lower, serving_slices
 from ..program.own_params import head_bytes
 from ..program.quantization import groupings
 
+_LOG: Final = logging.getLogger(__name__)
 KV_SHARE: Final = 0.3  # the cache's share of the free memory if no option sets its size
+GPU_KV_SHARE: Final = 0.9  # the same where the ranks compute on GPUs, which nothing else needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +138,9 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
 
     Raises:
         ParallelError: tp does not divide the model.
-        ConfigError: the cache cannot hold a block, `max_model_len` is more than model or cache can hold, or the ranks
-            take more memory than their GPUs, or without GPUs this machine, have free.
+        ConfigError: kernels are asked for that cannot run, the cache cannot hold a block, `max_model_len` is more than
+            model or cache can hold, or the ranks take more memory than their GPUs, or without GPUs this machine, have
+            free.
     """
     weight_dtype = dtype if options.weight_dtype == "auto" else options.weight_dtype
     weight_bytes = weight_bytes_per_rank(config, options.tp, dtype, weight_dtype)
@@ -142,7 +148,9 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
     spec = decoder_spec(config)
     program = lower(spec, options.tp, 0, serving_slices(spec, options.tp, dtype))
     threads = threads_per_rank(options.tp, options.threads)
-    sizes, cache = aten if options.kernels == "aten" else native, CacheShape(0, options.block_size, kv_dtype)
+    _check_kernels(options)
+    on_torch = options.kernels in ("aten", "triton") or on_gpus(options)
+    sizes, cache = aten if on_torch else native, CacheShape(0, options.block_size, kv_dtype)
     count, rank = options.num_adapters, options.max_adapter_rank if options.num_adapters else 0
     itemsize, heads = dtypes.by_name(dtype).itemsize, min(count, options.max_adapter_heads or 0)
     head, experts = head_bytes(program, itemsize), min(count, options.max_adapter_experts or 0)
@@ -150,6 +158,8 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
     extras = slots_for(heads) * head + slots_for(experts) * of_experts
     adapters = slots_for(count) * adapter_bytes(program, rank, itemsize) + extras
     beside = sizes.buffer_bytes(program, cache, options.max_batched_tokens, threads, weight_dtype, rank)
+    if on_torch and options.kernels != "aten":
+        beside += graph_bytes(program, longest, options.block_size, options.max_running)
     room, place = _room(options)
     block, num_twins = sizes.block_bytes(program, cache), _twins_needed(options)
     num_blocks = _num_blocks(options, room - weight_bytes - adapters - beside, block, longest)
@@ -226,8 +236,22 @@ def _room(options: EngineOptions) -> tuple[int, str]:
 
 
 def on_gpus(options: EngineOptions) -> bool:
-    """Returns whether the ranks compute on GPUs: torch's kernels do, if they are asked for and each rank has a GPU."""
-    return options.kernels == "aten" and count_gpus() >= options.tp
+    """Returns whether the ranks compute on GPUs: torch's and Triton's kernels do, if each rank has one.
+
+    "auto" takes them where Triton's kernels can run.
+    """
+    if options.kernels == "native" or count_gpus() < options.tp:
+        return False
+    return options.kernels != "auto" or not why_not(options)
+
+
+def _check_kernels(options: EngineOptions) -> None:
+    """Raises ConfigError if Triton's kernels are asked for and cannot run; says why "auto" does not take them."""
+    reason = why_not(options) if options.kernels in ("auto", "triton") else ""
+    if reason and options.kernels == "triton":
+        raise ConfigError(f"Triton's kernels cannot serve here: {reason}. Use --kernels auto or aten.")
+    if reason and count_gpus() >= options.tp:
+        _LOG.info("The GPUs are not used, because %s; --kernels aten uses them.", reason)
 
 
 def _twins_needed(options: EngineOptions) -> int:
@@ -244,7 +268,7 @@ def _num_blocks(options: EngineOptions, room_left: int, block: BlockBytes, longe
     memory = options.kv_memory
     wanted = math.inf
     if memory is None:
-        memory = int(KV_SHARE * max(0, room_left))
+        memory = int((GPU_KV_SHARE if on_gpus(options) else KV_SHARE) * max(0, room_left))
         wanted = options.max_running * ceil_div(longest, options.block_size)
     num_blocks = min(block.num_blocks(memory, _twins_needed(options)), wanted)
     if num_blocks < 1:

@@ -138,6 +138,8 @@ class ModelSource:
             log=shown_form(),
             adapter_slots=self.memory.adapter_slots,
             max_adapter_rank=self.memory.max_adapter_rank,
+            max_running=self.options.max_running,
+            max_model_len=self.memory.max_model_len,
         )
 
 

@@ -1,5 +1,7 @@
 """The start of a rank on torch: its device, its group, its weights and its cache."""
 
+from dataclasses import dataclass
+
 import torch
 import torch.distributed as dist
 
@@ -17,7 +19,35 @@ from .model_runner import ModelRunner
 from .prepared_weights import PreparedWeights
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedRank:
+    """What a rank computes with, on its device.
+
+    Attributes:
+        program: its program.
+        weights: its parameters, all of them.
+        cache: its KV cache.
+        tp: the tensor-parallel group.
+    """
+
+    program: Program
+    weights: PreparedWeights
+    cache: KVCache
+    tp: Group
+
+
 def prepare(job: Job, program: Program, load: LoadParams) -> ModelRunner:
+    """Returns the backend on torch's operators; see `load_rank`."""
+    return runner_of(job, load_rank(job, program, load))
+
+
+def runner_of(job: Job, loaded: LoadedRank) -> ModelRunner:
+    """Returns the backend on torch's operators of a loaded rank."""
+    parts = loaded.program, loaded.weights, loaded.cache, loaded.tp
+    return ModelRunner(*parts, job.max_batched_tokens, job.adapter_slots > 0)
+
+
+def load_rank(job: Job, program: Program, load: LoadParams) -> LoadedRank:
     """Joins the other ranks, loads this rank's weights and allocates its cache.
 
     Raises:
@@ -40,7 +70,7 @@ def prepare(job: Job, program: Program, load: LoadParams) -> ModelRunner:
         job.num_twins,
         device,
     )
-    return ModelRunner(program, weights, cache, tp, job.max_batched_tokens, job.adapter_slots > 0)
+    return LoadedRank(program, weights, cache, tp)
 
 
 def _device(job: Job) -> torch.device:

@@ -1,0 +1,1 @@
+"""The GPU backend of a lowered program: Triton kernels beside cuBLAS."""
