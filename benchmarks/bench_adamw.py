@@ -22,7 +22,7 @@ import torch
 
 from tk.core.cpu import read_cpu
 from tk.core.native import NativeSource, NativeUnit, load_library
-from tk.train.zero.adamw_rule import AdamWFactors, AdamWStreams, NativeRule, adamw_rule, torch_rule
+from tk.train.zero.adamw_rule import AdamWFactors, AdamWStreams, NativeRule, TorchRule, adamw_rule
 from tk.train.zero.element_index import ElementIndex, RandomBits
 
 FACTORS: Final = AdamWFactors(step=7, lr=1e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, grad_scale=0.5)
@@ -129,7 +129,7 @@ def main(millions: int, rounds: int, threads: int) -> None:
             "tk, in C": partial(ours, streams, FACTORS),
         }
         if states == torch.float32:  # others have no bf16 moments that are rounded so
-            updates["torch fused, then bf16"] = partial(torch_rule, streams, FACTORS)
+            updates["torch fused, then bf16"] = partial(TorchRule(streams.master.device), streams, FACTORS)
         deepspeed = deepspeed_update(streams) if states == torch.float32 else None
         if deepspeed:
             updates["DeepSpeed CPUAdam, then bf16"] = deepspeed

@@ -42,6 +42,7 @@ def doctor(ctx: click.Context, as_json: bool, folder: Path | None, disk: Path | 
     Exits with 1 if a part that tk needs is missing or broken, for example if torch is too old. With --disk or --build
     it does only that.
     """
+    from .gpu_facts import gpu_facts
     from .machine import examine
     from .native_facts import native_facts
     from .native_sources import native_sources
@@ -52,7 +53,9 @@ def doctor(ctx: click.Context, as_json: bool, folder: Path | None, disk: Path | 
     if folder is not None:
         _build(native_sources(), folder, as_json)
         return
-    facts = sorted([*examine(), *native_facts(native_sources())], key=lambda fact: _SECTIONS.index(fact.section))
+    facts = sorted(
+        [*examine(), *gpu_facts(), *native_facts(native_sources())], key=lambda fact: _SECTIONS.index(fact.section)
+    )
     broken = [fact for fact in facts if fact.state == "broken"]
     if as_json:
         print_json({"healthy": not broken, "facts": [asdict(fact) for fact in facts]})

@@ -7,7 +7,7 @@ import click
 from ..core.dtypes import COMPUTE_NAMES
 from ..infer.engine.kv_formats import KV_DTYPES
 from ..infer.engine.options import KERNELS, WEIGHT_DTYPES
-from .common import ByteSize
+from .common import PATH, ByteSize
 
 DTYPES: Final = click.Choice(["auto", *COMPUTE_NAMES])
 QUANTIZED_DTYPES: Final = click.Choice(["auto", *WEIGHT_DTYPES])
@@ -29,6 +29,15 @@ kv_dtype_option = click.option(
 )
 kernels_option = click.option(
     "--kernels", type=click.Choice(KERNELS), help="The kernels that compute; default: auto, the best on CPUs."
+)
+numa_option = click.option(
+    "--numa", is_flag=True, default=None, help="Keep each rank's threads and memory on a NUMA node of its own."
+)
+packed_option = click.option(
+    "--packed",
+    metavar="FOLDER",
+    type=PATH,
+    help="Folder for packed weights, which later starts and other servers of CKPT on this machine map. Default: none.",
 )
 kv_memory_option = click.option(
     "--kv-memory", type=ByteSize(), help="Size of the KV cache per rank, for example 512MiB."

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..core.errors import ConfigError
+from ..core.given_files import read_given_text
 from .adapter_options import AdaptedModel, adapted_model, base_option
 from .common import PATH_TEXT, PathType, print_json
 from .connection_options import connection_options, take_credentials
@@ -20,6 +21,8 @@ from .engine_options import (
     kv_dtype_option,
     kv_memory_option,
     max_model_len_option,
+    numa_option,
+    packed_option,
     speculate_option,
     threads_option,
     tp_option,
@@ -96,6 +99,8 @@ _TEXT_FILE = PathType(exists=True, dir_okay=False, path_type=Path)
 @kv_memory_option
 @max_model_len_option
 @speculate_option
+@numa_option
+@packed_option
 @kernels_option
 @connection_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, which describes the model too.")
@@ -145,7 +150,7 @@ def _text_of(value: Any) -> Any:
     if not isinstance(value, Path):
         return value
     try:
-        return value.read_text(encoding="utf-8")
+        return read_given_text(value)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Cannot read {value}: {error}.") from error
 

@@ -18,7 +18,8 @@ from typing import Final, Literal
 from ..core.cores import usable_cores
 from ..core.cpu import read_cpu
 from ..core.cuda import has_driver
-from ..core.extras import install_line
+from ..core.extras import install_line, release_of
+from ..core.numa import numa_nodes
 from ..core.progress import format_bytes
 from ..train.config.extras import missing_for_compile
 
@@ -69,6 +70,10 @@ def _hardware() -> Iterator[Fact]:
     cores = str(usable) if usable == installed else f"{usable} of {installed} are usable by this process"
     yield Fact("machine", "CPU", cpu.model)
     yield Fact("machine", "cores", cores)
+    if len(nodes := numa_nodes()) > 1:
+        parts = " + ".join(str(len(node)) for node in nodes)
+        hint = f"tk serve --tp {len(nodes)} --numa keeps each rank on one of them"
+        yield Fact("machine", "NUMA", f"{len(nodes)} nodes, cores: {parts}", "note", hint)
     yield Fact("machine", "instructions", ", ".join(cpu.instruction_sets) or "baseline only")
     sizes = {
         line.split(":")[0]: int(line.split()[1]) * 1024
@@ -153,12 +158,6 @@ def _torch() -> Fact:
     if release >= UNTESTED_TORCH:
         return Fact("software", "torch", built, "note", f"tk is not tested with {untested} and newer: {install}")
     return Fact("software", "torch", built)
-
-
-def release_of(version: str) -> tuple[int, int]:
-    """Returns the major and minor number of a version of torch, as of "2.13.0+cpu"; (0, 0) if it names none."""
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 
 
 def _accelerators() -> Iterator[Fact]:

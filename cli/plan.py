@@ -5,11 +5,13 @@ from typing import Any
 
 import click
 
+from ..core.cuda import Gpu
 from ..core.errors import ParallelError
 from ..core.progress import format_bytes
 from .common import PATH, print_json
 from .engine_options import QUANTIZED_DTYPES
 from .fit_options import FitOptions, fit_options
+from .gpu_option import GpuType, installed_torch, planned_gpu
 from .hinted_command import ConfigCommand
 
 SERVING_TPS = (1, 2, 4, 8)
@@ -26,12 +28,14 @@ SERVING_TPS = (1, 2, 4, 8)
 )
 @click.option("--weight-dtype", type=QUANTIZED_DTYPES, help="Of a checkpoint's weights; default: auto, as stored.")
 @fit_options
+@click.option("--gpu", type=GpuType(), metavar="CARD", help="Show the kernels of attention on it: H100, 9.0, ...")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def plan(
     path: Path,
     overrides: tuple[str, ...],
     nproc: int | None,
     weight_dtype: str | None,
+    gpu: Gpu | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -46,8 +50,8 @@ def plan(
             raise click.UsageError(
                 f"--weight-dtype applies to a checkpoint, and {path} is a configuration of training."
             )
-        _training(path, overrides, nproc, fit, as_json)
-    elif overrides or nproc is not None or fit.given:
+        _training(path, overrides, nproc, fit, gpu, as_json)
+    elif overrides or nproc is not None or fit.given or gpu:
         raise click.UsageError(
             f"Only --weight-dtype and --json apply to a checkpoint, and {path} is taken as one, not as a CONFIG.toml."
         )
@@ -55,10 +59,13 @@ def plan(
         _serving(path, weight_dtype or "auto", as_json)
 
 
-def _training(path: Path, overrides: tuple[str, ...], nproc: int | None, options: FitOptions, as_json: bool) -> None:
+def _training(
+    path: Path, overrides: tuple[str, ...], nproc: int | None, options: FitOptions, gpu: Gpu | None, as_json: bool
+) -> None:
     from ..core.config import load_toml
     from ..train.config.train_config import TrainConfig
     from ..train.planning.fit import least_offload
+    from ..train.planning.gpu_plan import plan_gpu
     from ..train.planning.longest_row import longest_row
     from ..train.planning.plan import plan_of
     from ..train.planning.plan_text import describe
@@ -67,13 +74,16 @@ def _training(path: Path, overrides: tuple[str, ...], nproc: int | None, options
     run = prepare_run(load_toml(path, TrainConfig, overrides), nproc)
     found = least_offload(run, options.limit, options.machines) if options.limit else None
     made = plan_of(found.run if found else run)
+    card = planned_gpu(gpu)
+    on_gpu = plan_gpu(run, card, installed_torch()) if card else None
     longest = longest_row(found.run, options.limit, options.machines) if found and options.limit else 0
     if as_json:
         facts = {"fits": found.fits, "fit": found.text, "longest_row": longest} if found else {}
-        print_json(made.to_json() | facts)
+        print_json(made.to_json() | facts | ({"gpu": on_gpu.to_json()} if on_gpu else {}))
     else:
         answer = f"\n{'fit':<11}{found.text}\n{'rows':<11}Rows of up to {longest:,} tokens fit then." if found else ""
-        click.echo(describe(made, options.machines) + answer)
+        of_gpu = "\n".join(["", *on_gpu.lines()]) if on_gpu else ""
+        click.echo(describe(made, options.machines) + of_gpu + answer)
     if found and not found.fits:
         click.get_current_context().exit(1)
 

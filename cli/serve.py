@@ -15,6 +15,8 @@ from .engine_options import (
     kv_dtype_option,
     kv_memory_option,
     max_model_len_option,
+    numa_option,
+    packed_option,
     speculate_option,
     threads_option,
     tp_option,
@@ -99,7 +101,9 @@ _SERVER_VALUES: Final = (
 @dtype_option
 @weight_dtype_option
 @kv_dtype_option
+@numa_option
 @kernels_option
+@packed_option
 @kv_memory_option
 @click.option("--kv-blocks", metavar="N", type=click.IntRange(1), help="Size of the KV cache in blocks.")
 @click.option(
@@ -211,7 +215,6 @@ def serve(
     from ..core.background_log import background_log
     from ..core.console_log import shown_form
     from ..core.process import exit_within, share_one_memory_area
-    from ..infer.engine.job import threads_per_rank
     from ..infer.engine.worker.processes import WorkerProcesses
     from ..infer.serve.options import check_address, within_open_files
 
@@ -223,7 +226,7 @@ def serve(
     check_address(server_options)
     server_options = within_open_files(server_options, options.max_running + options.max_queued, options.tp)
     ports = _ports(server_options)
-    threads = threads_per_rank(options.tp, options.threads)
+    threads = options.threads_per_rank
     with (
         closing(WorkerProcesses(options.tp, threads)) as processes,
         closing(_begun(options, base, processes)) as engine,

@@ -106,6 +106,9 @@ def train(
 
 def _join(config: "TrainConfig", resume: str, fork: bool, as_json: bool) -> int:
     """Trains as one rank of torchrun's job; returns the exit code."""
+    from ..train.launch.gpus import gpu_environment
+
+    os.environ.update(gpu_environment(config, os.environ))  # before torch reads it
     with lasting_imports():
         from ..train.launch.worker import run_rank
     from ..core.console_log import show_log, shown_form
@@ -119,6 +122,7 @@ def _join(config: "TrainConfig", resume: str, fork: bool, as_json: bool) -> int:
 def _launch(config: "TrainConfig", plan: "RunPlan", resume: str, flags: Sequence[str]) -> int:
     """Trains on local ranks; returns the exit code."""
     from ..core.console_log import shown_form
+    from ..train.launch.gpus import gpu_environment
     from ..train.launch.launcher import Launcher
     from ..train.launch.rank_report import MemoryExhausted
     from ..train.planning.relief import largest_part
@@ -126,7 +130,8 @@ def _launch(config: "TrainConfig", plan: "RunPlan", resume: str, flags: Sequence
     arguments = [json.dumps(config.model_dump(mode="json")), resume, shown_form() or "text", *flags]
     logs, timeouts = config.run_folder / "logs", (config.train.stop_timeout, config.parallel.timeout_seconds)
     try:
-        return Launcher("tk.train.launch.rank", arguments, plan.layout.world_size, logs, *timeouts).run()
+        environment = gpu_environment(config, os.environ)
+        return Launcher("tk.train.launch.rank", arguments, plan.layout.world_size, logs, *timeouts, environment).run()
     except TkError as error:
         _clear_leftovers(config.run_folder)
         if isinstance(error, MemoryExhausted):

@@ -50,6 +50,7 @@ NUMBER: Final = ArgumentType("a number", _is_number)
 FLAG: Final = ArgumentType("True or False", lambda value: isinstance(value, (bool, np.bool_)))
 TEXT: Final = ArgumentType("a str", lambda value: isinstance(value, str))
 TEXTS: Final = ArgumentType("a tuple or list of str", _are(TEXT.accepts))
+PATH: Final = ArgumentType("a str or a pathlib.Path", lambda value: isinstance(value, (str, os.PathLike)))
 PATHS_BY_TEXT: Final = ArgumentType(
     "a dict from str to paths",
     lambda value: (

@@ -1,6 +1,7 @@
 """ZeRO's flat buckets of parameters, and the shards of a bucket that each rank updates."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
@@ -13,6 +14,7 @@ from .layout import Layout
 from .local_params import LocalParam, Piece
 
 SHARD_ALIGNMENT: Final = 32  # elements; keeps every rank's shard on a 64-byte boundary, in bf16 too
+LAYER_SIZE: Final = 2**28  # elements of a layer that one bucket holds; 1 GiB of gradients
 ParamRange = tuple[LocalParam, int, int, int]  # parameter, its start in the rank's range, [low, high) of its elements
 
 
@@ -148,13 +150,23 @@ class _Filling:
 
 
 def _filled(params: Iterable[LocalParam], layout: Layout) -> list[list[LocalParam]]:
-    """Fills buckets of all families side by side; a bucket comes before those whose last parameter comes later."""
+    """Fills buckets of all families side by side; a bucket comes before those whose last parameter comes later.
+
+    With `layer_buckets`, a layer that does not fit in what is left of a bucket begins the next one, and is cut only at
+    `LAYER_SIZE`: a device with many cores wants few large messages, and small tensors travel with their layer.
+    """
+    params = list(params)
     found: list[_Filling] = []
     filling: dict[TensorFamily, _Filling] = {}
+    most = max(layout.bucket_size, LAYER_SIZE) if layout.layer_buckets else layout.bucket_size
+    layers: Counter[tuple[TensorFamily, int | str]] = Counter()  # elements of the layers that have not begun
+    for param in params if layout.layer_buckets else ():
+        layers[param.family, param.unit] += param.size
     for number, param in enumerate(params):
         family, size = param.family, param.size
+        begun = layers.pop((family, param.unit), 0)
         bucket = filling.get(family)
-        if bucket is None or bucket.size + size > layout.bucket_size:
+        if bucket is None or bucket.size + size > most or (begun and bucket.size + begun > layout.bucket_size):
             bucket = filling[family] = _Filling()
             found.append(bucket)
         bucket.members.append(param)

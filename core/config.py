@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Final, TypeVar, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from .errors import ConfigError
+from .given_files import read_given
 from .not_toml import parse_toml, unreadable
 
 
@@ -61,7 +62,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, or is not valid TOML.
     """
     try:
-        return parse_toml(path.read_bytes(), str(path))
+        return parse_toml(read_given(path), str(path))
     except OSError as error:
         raise unreadable(path, error) from error
 

@@ -2,14 +2,31 @@
 
 import ctypes
 import runpy
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from .errors import ConfigError
+from .gpu_cards import Capability
 
 _SUCCESS: Final = 0
+_MAJOR, _MINOR = 75, 76  # the driver's numbers of the attributes of a compute capability
+_LONGEST_NAME: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU, as the driver describes it.
+
+    Attributes:
+        name: the name of the card.
+        capability: its compute capability.
+    """
+
+    name: str
+    capability: Capability
 
 
 @cache
@@ -26,6 +43,22 @@ def count_gpus() -> int:
     ):
         return 0
     return count.value
+
+
+def read_gpus() -> tuple[Gpu, ...]:
+    """Returns the GPUs that `count_gpus` counts."""
+    driver = _load_driver()
+    return tuple(_read(driver, index) for index in range(count_gpus())) if driver else ()
+
+
+def _read(driver: ctypes.CDLL, index: int) -> Gpu:
+    device, major, minor = ctypes.c_int(0), ctypes.c_int(0), ctypes.c_int(0)
+    name = ctypes.create_string_buffer(_LONGEST_NAME)
+    driver.cuDeviceGet(ctypes.byref(device), index)
+    driver.cuDeviceGetName(name, _LONGEST_NAME, device)
+    driver.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, device)
+    driver.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, device)
+    return Gpu(name.value.decode(errors="replace"), (major.value, minor.value))
 
 
 def free_gpu_memory(num_gpus: int) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ an index where tk is not published could answer its name with a stranger's packa
 """
 
 import importlib.metadata
+import re
 import tomllib
 from pathlib import Path
 from typing import Final
@@ -27,3 +28,9 @@ def requirements_of(extra: str, project: Path = _PROJECT) -> list[str]:
         return list(extras[extra])
     declared = (each.partition(";") for each in importlib.metadata.requires(DISTRIBUTION) or ())
     return [name.strip() for name, _, marker in declared if marker.replace('"', "'").strip() == f"extra == '{extra}'"]
+
+
+def release_of(version: str) -> tuple[int, int]:
+    """Returns the major and minor number of a version of torch, as of "2.13.0+cpu"; (0, 0) if it names none."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)

@@ -62,6 +62,7 @@ class Layout:
         shard_size: the number of ranks in a ZeRO group, a divisor of dp x cp (hybrid sharding); 0 = dp x cp.
         zero: the ZeRO stage, 0 to 3.
         bucket_size: the number of elements at which a flat bucket is full; only a larger parameter exceeds it.
+        layer_buckets: whether buckets hold whole layers; then only a larger layer exceeds `bucket_size`.
         sharding: how ZeRO cuts a bucket: "flat" into equal ranges, "dim0" (FSDP's rule) by whole rows of parameters.
     """
 
@@ -76,6 +77,7 @@ class Layout:
     zero: int = 0
     bucket_size: int = 2**24
     sharding: Literal["flat", "dim0"] = "flat"
+    layer_buckets: bool = False
 
     def __post_init__(self) -> None:
         for key in ("tp", "pp", "dp", "cp", "ep", "virtual_stages", "bucket_size"):
@@ -156,11 +158,12 @@ class Layout:
         return ((at.pp * self.dp + at.dp) * self.cp + at.cp) * self.tp + at.tp
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain data for a manifest; `Layout(**data)` is the inverse.
+        """Returns plain data for a manifest, from which `Layout(**data)` is the same layout but for `layer_buckets`.
 
-        Keys that are not in every manifest are left out where they say nothing.
+        No reader needs to know how buckets were filled, since chunks say which elements they hold. Keys that are not in
+        every manifest are left out where they say nothing.
         """
-        absent = {"cp": 1, "ep": 1, "expert_tp": 0}
+        absent = {"cp": 1, "ep": 1, "expert_tp": 0, "layer_buckets": self.layer_buckets}
         return {key: value for key, value in asdict(self).items() if absent.get(key) != value}
 
 

@@ -13,6 +13,7 @@ from pydantic import model_validator
 
 from ..core.config import parse
 from ..core.errors import ConfigError, ManifestError
+from ..core.given_files import read_given_text
 from .config_keys import model_values, refuse_unsupported
 from .registry import architectures
 from .rope_keys import read_rope, refuse_rope
@@ -62,7 +63,7 @@ class ModelConfig(ModelShape):
         """
         path = folder / "config.json"
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = json.loads(read_given_text(path))
         except OSError as error:
             raise ManifestError(f"Cannot read {path}: {error.strerror}.") from error
         except ValueError as error:

@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 
+from ..core.gpu_cards import gpu_features
 from .products import in_fp32, matmul
 from .row_groups import RowGroups
 
@@ -61,7 +62,7 @@ def _outer_products(left_PX: torch.Tensor, right_PY: torch.Tensor, groups: RowGr
 def fits_kernel(rows_PX: torch.Tensor, other: torch.Tensor) -> bool:
     """Returns whether torch's product of all groups takes the operands: aligned rows, and at least one.
 
-    With CUDA it takes bf16 alone, on devices of capability 9.0 and newer. Elsewhere each group is multiplied by itself,
+    With CUDA it takes bf16 alone, on the devices of `gpu_features`. Elsewhere each group is multiplied by itself,
     for which the host waits until it knows their lengths.
     """
     if in_fp32(rows_PX) or not len(rows_PX):
@@ -74,5 +75,5 @@ def fits_kernel(rows_PX: torch.Tensor, other: torch.Tensor) -> bool:
 def _has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     """Returns whether torch multiplies all groups in one call."""
     if device.type == "cuda":
-        return dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) >= (9, 0)
+        return dtype == torch.bfloat16 and gpu_features(torch.cuda.get_device_capability(device)).grouped_mm
     return device.type == "cpu"

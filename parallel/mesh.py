@@ -1,7 +1,8 @@
 """Process groups along the axes of a mesh; callers pass them on as arguments, and none is global."""
 
 import weakref
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -196,6 +197,22 @@ def cpu_shard_group(mesh: Mesh, timeout_seconds: float) -> Group:
     return _make(planned, mesh.world.rank, timeout_seconds, None, "gloo")["shard"]
 
 
+@contextmanager
+def _unbound() -> Iterator[None]:
+    """A context in which the default process group names no device.
+
+    If it names one, torch splits new groups off its communicator, for which NCCL waits until every rank has come; here
+    only the members of a group come.
+    """
+    world = dist.group.WORLD
+    assert world is not None
+    bound, world.bound_device_id = world.bound_device_id, None
+    try:
+        yield
+    finally:
+        world.bound_device_id = bound
+
+
 def _make(
     planned: PlannedGroup, rank: int, timeout_seconds: float, links: LinkFactory | None, backend: str | None = None
 ) -> dict[str, Group]:
@@ -206,7 +223,8 @@ def _make(
     """
     ranks, timeout = planned.ranks, timedelta(seconds=timeout_seconds)
     try:
-        made = dist.new_group(ranks, timeout=timeout, backend=backend, use_local_synchronization=True)
+        with _unbound():
+            made = dist.new_group(ranks, timeout=timeout, backend=backend, use_local_synchronization=True)
     except RuntimeError as error:  # a file as the store, unlike a server, has no class of its own for it
         if "timeout" not in str(error).lower():
             raise

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
+from .streams import sent
+
 
 class RowGroups:
     """Groups of rows that follow one another. Their lengths are read from the device only where they are needed.
@@ -20,7 +22,7 @@ class RowGroups:
     @staticmethod
     def of(counts: Sequence[int], device: torch.device) -> "RowGroups":
         """Returns groups of lengths that the host knows."""
-        return RowGroups(torch.tensor(counts).cumsum(0).int().to(device), counts)
+        return RowGroups(sent(torch.tensor(counts).cumsum(0).int(), device), counts)
 
     @property
     def counts(self) -> tuple[int, ...]:

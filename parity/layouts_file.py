@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..core.config import parse
 from ..core.errors import ConfigError
+from ..core.given_files import read_given_text
 from .layout import ParityLayout
 from .matrix import rejection
 from .subject import Subject
@@ -33,7 +34,7 @@ def read_layouts(path: Path, subject: Subject, num_ranks: int) -> tuple[ParityLa
 
 def _listed(path: Path) -> Sequence[object]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_given_text(path)
         data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"Cannot read the file of layouts {path}: {error.strerror}.") from error

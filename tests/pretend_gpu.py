@@ -17,7 +17,7 @@ both ways. All threads that start meanwhile have the GPU, too.
 
 import threading
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import repeat
 from typing import Any, Final
 
@@ -34,7 +34,8 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tk.tests.pretended_memory import PretendedMemory
+from tk.tests.pretended_attention import install as install_attention
+from tk.tests.pretended_memory import PretendedMemory, PretendedStream
 from tk.tests.pretended_ranks import PretendedRanks
 from tk.tests.running_function import A_TEST, running_function
 from tk.train.foreign import take_over
@@ -56,6 +57,7 @@ _READS: Final = frozenset(
 _MOVES: Final = (torch.ops.aten.copy_.default, torch.ops.aten.index_put_.default)  # take a tensor of the CPU, too
 _TO: Final = torch.ops.aten.to  # a copy that inference mode does not call by its other name
 _COPIES: Final = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default, _TO.dtype_layout, _TO.device)
+_FILLS: Final = (torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default, torch.ops.aten.fill_.Scalar)
 _EMPTY, _DETACH = torch.ops.aten.empty.memory_format, torch.ops.aten.detach.default
 _NOT_OF_HOST: Final = 1 << 62  # in every address of the GPU's memory
 _DATA: Final = vars(torch._C.TensorBase)["data"]
@@ -153,11 +155,16 @@ class _Making(TorchFunctionMode):
         arguments = tuple(map(_named, arguments))
         keywords = {name: _named(each) for name, each in (keywords or {}).items()}
         if function is torch.tensor and keywords.get("device") == GPU:
+            self._pretending.waited("tensor copies Python's numbers")
+            self._pretending.scalars.append(running_function())
             return OnGpu(torch.tensor(*arguments, **keywords | {"device": "cpu"}))  # the values are Python's numbers
         if function is torch.Tensor.is_pinned:
             return self._memory.is_pinned(*arguments)
+        if function is torch.Tensor.pin_memory:
+            return self._memory.pinned_copy(*arguments)
         if function in _READS and isinstance(arguments[0], OnGpu):
             self._pretending.waited(f"reads {function.__name__}")
+            self._memory.synchronize()
         return function(*arguments, **keywords)
 
 
@@ -170,6 +177,7 @@ class _Pretending(TorchDispatchMode):
         num_copies: how many copies between the GPU and pinned memory there were.
         pageable: the copies between the GPU and other memory.
         waits: what made the host wait for the GPU so far, "package/file.py function: why".
+        scalars: the functions that made a tensor without dimensions there, of a number of the host.
     """
 
     def __init__(self, memory: PretendedMemory, ranks: PretendedRanks, allowed: Collection[str] | None) -> None:
@@ -180,6 +188,7 @@ class _Pretending(TorchDispatchMode):
         self.num_operations = self.num_copies = 0
         self.pageable: list[str] = []
         self.waits: list[str] = []
+        self.scalars: list[str] = []
         self._reading: set[tuple[Any, ...]] = set()  # the signatures whose results have a shape that depends on values
 
     def waited(self, why: str) -> None:
@@ -219,6 +228,8 @@ class _Pretending(TorchDispatchMode):
             if not is_there and each.dim():
                 self._judge_pageable(f"{operation} takes memory of the host, {list(each.shape)},")
         result = operation(*plain[0], **plain[1])
+        if operation in _FILLS and not result.dim():
+            self.scalars.append(running_function())
         rest = iter(devices if len({*devices}) > 1 else repeat(*{*devices})) if devices else iter(())
         given = {id(_plain(each)): each for each in tensors}
         placed = tree_map(lambda each: _placed(each, rest, given), result)
@@ -354,13 +365,15 @@ def pretend_gpu(pageable: Collection[str] | None = None) -> Iterator[_Pretending
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(torch.cuda, "cudart", lambda: memory)
-        patch.setattr(torch.cuda, "current_stream", lambda device=None: memory)
+        patch.setattr(torch.cuda, "device", lambda device: nullcontext())
+        patch.setattr(torch.cuda, "current_stream", lambda device=None: PretendedStream(memory, pretending.waited))
         patch.setattr(threading.Thread, "run", run_with_gpu)
         patch.setattr(NativeAdamW, "__call__", update_on_host)
         patch.setattr(take_over, "TrainedParameter", TrainedOnGpu)
         patch.setattr(take_over, "check_module", lambda model, *arguments: next(model.parameters()).device)
         patch.setattr(saved_activations, "PLAIN", (*saved_activations.PLAIN, OnGpu))
         ranks.install(patch)
+        install_attention(patch, OnGpu)
         stack.enter_context(pretending)
         stack.enter_context(_Making(pretending))
         yield pretending

@@ -5,6 +5,7 @@ holds bytes of ones (NaN), and memory that it reads must not change.
 """
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -39,12 +40,13 @@ class PretendedMemory:
     """CUDA's runtime and its one stream.
 
     Attributes:
-        pinned: the size of each run of pinned memory, by its address.
+        pinned: the size of each run of memory that was registered, by its address.
         num_synchronized: how often the stream was awaited.
     """
 
     pinned: dict[int, int] = field(default_factory=dict)
     num_synchronized: int = 0
+    _copies: list[torch.Tensor] = field(default_factory=list)
     _under_way: list[_Copy] = field(default_factory=list)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -60,10 +62,17 @@ class PretendedMemory:
         del self.pinned[address]
         return 0
 
+    def pinned_copy(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns a copy in memory that torch has pinned and keeps."""
+        copy = values.clone(memory_format=torch.contiguous_format)
+        self._copies.append(copy)
+        return copy
+
     def is_pinned(self, values: torch.Tensor) -> bool:
         """Returns whether all of a tensor of the host is pinned."""
         low, high = _span(values)
-        return any(begin <= low and high <= begin + size for begin, size in self.pinned.items())
+        of_torch = {each.data_ptr(): each.nbytes for each in self._copies}
+        return any(begin <= low and high <= begin + size for begin, size in (*self.pinned.items(), *of_torch.items()))
 
     def start_read(self, host: torch.Tensor) -> None:
         """Begins a copy from a tensor of the host, which does not wait."""
@@ -87,3 +96,21 @@ class PretendedMemory:
                 else:
                     before, now = (each.reshape(-1).view(torch.uint8) for each in (copy.values, copy.host))
                     assert torch.equal(before, now), "memory of the host changed while it was copied to the GPU"
+
+
+@dataclass(frozen=True)
+class PretendedStream:
+    """The stream, for which the host waits.
+
+    Attributes:
+        memory: the memory that its copies read and write.
+        waited: records a wait.
+    """
+
+    memory: PretendedMemory
+    waited: Callable[[str], None]
+
+    def synchronize(self) -> None:
+        """Ends all copies."""
+        self.waited("synchronizes the stream")
+        self.memory.synchronize()

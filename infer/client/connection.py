@@ -10,6 +10,7 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 
 from ...core.errors import Cancelled, ConfigError, DeadlinePassed, InvalidRequest, Overloaded, TkError
+from ...core.given_files import read_given
 from ...core.home_process import HomeProcess
 from ...proto.v1 import generation_pb2 as pb
 from ...proto.v1 import generation_pb2_grpc as pb_grpc
@@ -287,6 +288,6 @@ def _details(error: grpc.RpcError) -> dict[str, Any]:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_given(path)
     except OSError as error:
         raise ConfigError(f"Cannot read {path}: {error}.") from error

@@ -17,7 +17,6 @@ from ...core.home_process import HomeProcess
 from ...text.tokenizer import Tokenizer
 from .engine_adapters import EngineAdapters
 from .grammar.compiler import Grammars
-from .job import threads_per_rank
 from .options import EngineOptions
 from .planning.memory_plan import MemoryPlan
 from .planning.model_source import ModelSource
@@ -96,7 +95,7 @@ class Engine:
         try:
             options.validate()
             # They import their modules while this process opens the checkpoint.
-            processes = processes or WorkerProcesses(options.tp, threads_per_rank(options.tp, options.threads))
+            processes = processes or WorkerProcesses(options.tp, options.threads_per_rank)
             source = ModelSource.open(options)
             on_plan(source.info, source.memory)
             return cls(source, processes)

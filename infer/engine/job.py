@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 
 from ...core.cores import usable_cores
+from ...core.numa import cores_per_rank, numa_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Job:
         max_adapter_rank: see EngineOptions.
         max_running: see EngineOptions.
         max_model_len: the largest number of tokens of a sequence; 0: as many as the cache holds.
+        numa: see EngineOptions.
+        packed: the absolute path of `EngineOptions.packed`; "" for none.
         log: how the engine's process shows its log, and so the worker's: see `shown_form`.
     """
 
@@ -52,11 +55,19 @@ class Job:
     max_adapter_rank: int = 0
     max_running: int = 64
     max_model_len: int = 0
+    packed: str = ""
+    numa: bool = False
 
 
-def threads_per_rank(tp: int, wanted: int | None = None) -> int:
-    """Returns the number of threads of a rank: `wanted`, else OMP_NUM_THREADS, else the rank's share of the cores."""
+def threads_per_rank(tp: int, wanted: int | None = None, numa: bool = False) -> int:
+    """Returns the number of threads of a rank: `wanted`, else OMP_NUM_THREADS, else the rank's share of the cores.
+
+    With `numa` the share is one of the cores of the rank's node.
+    """
     if wanted is not None:
         return wanted
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    return int(given) if given.isdigit() and int(given) else max(1, usable_cores() // tp)
+    if given.isdigit() and int(given):
+        return int(given)
+    share = max(1, usable_cores() // tp)
+    return min(share, cores_per_rank(numa_nodes(), tp)) if numa else share

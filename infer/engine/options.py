@@ -7,9 +7,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from ...core.argument_types import FLAG, INTEGER, NUMBER, PATHS_BY_TEXT, TEXT, TEXTS, wrong_type
+from ...core.argument_types import FLAG, INTEGER, NUMBER, PATH, PATHS_BY_TEXT, TEXT, TEXTS, wrong_type
 from ...core.dtypes import COMPUTE_NAMES
 from ...core.errors import ConfigError
+from .job import threads_per_rank
 from .kv_formats import KV_DTYPES
 
 WEIGHT_DTYPES: Final = ("int8", "int4")  # of quantized weights
@@ -21,11 +22,12 @@ _TYPES: Final = MappingProxyType(
         **dict.fromkeys(("kv_blocks", "kv_memory", "threads", "max_model_len"), INTEGER | None),
         **dict.fromkeys(("max_queued_tokens", "quota_sequences", "quota_tokens"), INTEGER | None),
         **dict.fromkeys(("dtype", "weight_dtype", "kv_dtype", "kernels"), TEXT),
-        "prefix_cache": FLAG,
+        **dict.fromkeys(("prefix_cache", "numa"), FLAG),
         **dict.fromkeys(("max_step_ms", "slow_step_ms", "step_timeout"), NUMBER | None),
         "start_timeout": NUMBER,
         **dict.fromkeys(("max_restarts", "max_adapter_rank"), INTEGER),
         **dict.fromkeys(("max_adapters", "max_adapter_heads", "max_adapter_experts"), INTEGER | None),
+        "packed": PATH | None,
         "adapters": PATHS_BY_TEXT,
         "served_model_names": TEXTS,
     }
@@ -65,6 +67,10 @@ class EngineOptions:
             use, else native where that can run the model.
         threads: the number of threads of each rank; None = OMP_NUM_THREADS if it is set, else the cores divided by
             the ranks.
+        numa: whether each rank computes on the cores of one NUMA node, and so has its weights and cache in that node's
+            memory; on a machine with one node it changes nothing.
+        packed: the folder in which native kernels keep packed weights as files, which servers of the same model on
+            this machine, and later starts, map instead of reading the checkpoint; None = each server packs its own.
         block_size: the number of tokens per block, a divisor of 256.
         prefix_cache: whether a request begins after the leading tokens whose keys and values an earlier one left in the
             cache; without it only the samples of a request share blocks.
@@ -110,6 +116,8 @@ class EngineOptions:
     kv_memory: int | None = None
     kernels: str = "auto"
     threads: int | None = None
+    numa: bool = False
+    packed: Path | None = None
     block_size: int = 32
     prefix_cache: bool = True
     speculate: int = 0
@@ -136,6 +144,11 @@ class EngineOptions:
     def num_adapters(self) -> int:
         """The number of adapters that may have names at the same time."""
         return len(self.adapters) if self.max_adapters is None else self.max_adapters
+
+    @property
+    def threads_per_rank(self) -> int:
+        """The number of threads of each rank: see `job.threads_per_rank`."""
+        return threads_per_rank(self.tp, self.threads, self.numa)
 
     def validate(self) -> None:
         """Checks the options as far as possible without a model.

@@ -14,7 +14,7 @@ from typing import Final
 
 from .schedule.live_request import LiveRequest
 from .schedule.live_table import LiveTable
-from .schedule.step_in_flight import Masks, StepInFlight, prepare_step
+from .schedule.step_in_flight import StepInFlight, prepare_step
 from .step.sampler_output import SamplerOutput
 from .worker.worker_group import WorkerGroup
 
@@ -92,20 +92,20 @@ class StepLoop:
 
     def _consume(self, step: StepInFlight) -> None:
         """Waits for the results of a step and sends its events."""
-        result, refused = self._receive(step)
+        result = self._receive(step)
         now = time.monotonic()
         self._live.observe(step.chunks, now - self._begun, None if self._consumed is None else now - self._consumed)
         self._consumed = now
         if self._in_flight is not None:  # the workers know it already
             self._begin(self._in_flight)
-        if refused is not None:
-            self._live.fail_each(refused.failed)
         touched: dict[LiveRequest, None] = {}
         for index, row in enumerate(step.rows):
             if row.is_void:
                 continue
             touched[request := row.request] = None
-            if not result.finite[index]:
+            if index in step.failed:
+                self._live.fail(request, step.failed[index])
+            elif not result.finite[index]:
                 self._live.fail(request, request.not_finite())
             elif row.scored is not None:
                 request.add_score(row.scored, result, index)
@@ -122,30 +122,26 @@ class StepLoop:
     def _send_masks(self) -> None:
         """Makes the masks that the step that was sent last needs before its rows are sampled, and sends them.
 
-        All tokens before it are known, and workers wait for the masks. Requests whose constraints cannot go on fail.
+        All tokens before it are known, and workers wait for the masks.
         """
         made = None if self._in_flight is None else self._in_flight.masks()
         if made is not None:
             self._workers.send_masks(made.words)
-            self._live.fail_each(made.failed)
 
-    def _receive(self, step: StepInFlight) -> tuple[SamplerOutput, Masks | None]:
+    def _receive(self, step: StepInFlight) -> SamplerOutput:
         """Waits for the results of the oldest step without them, and chooses tokens among candidates.
-
-        Returns:
-            The results, and the masks of rows none of whose candidates may follow, if there are such rows.
 
         Raises:
             WorkerDied: see `WorkerGroup.receive`.
         """
-        result, masks = self._workers.receive(), None
+        result = self._workers.receive()
         if not result.candidates.size:
             self._workers.send_tokens(result.token_ids)
-            return result, None
+            return result
         tokens, refused = step.choose(result)
         if refused:
             masks = step.masks_of(refused)
             self._workers.sample_again(masks.rows, masks.words)
             tokens[refused] = self._workers.receive().token_ids[refused]
         self._workers.send_tokens(tokens, are_chosen=True)
-        return replace(result, token_ids=tokens), masks
+        return replace(result, token_ids=tokens)

@@ -21,6 +21,7 @@ from ...parallel.layers import ExpertRanks
 from ...parallel.mesh import Group
 from ...parallel.row_exchange import RowExchange, return_rows, start_dispatch
 from ...parallel.row_groups import RowGroups
+from ...parallel.streams import sent
 from ..placement import Placement
 from ..recompute import recomputed
 from .exchange_plan import ExchangePlan, Round, plan_exchange
@@ -110,7 +111,7 @@ class ExchangedExperts:
         pairs, ends_E = TokenPairs.by_expert(chosen_TK, experts.num_experts * self.ep.size)
         ends_RE = torch.stack(all_gather(ends_E, self.ep)).cpu().numpy().astype(np.int64)
         plan = plan_exchange(np.diff(ends_RE, axis=1, prepend=0), self.ep.rank)
-        pairs = pairs.arranged(torch.from_numpy(plan.order_P).to(x_TD.device))
+        pairs = pairs.arranged(sent(torch.from_numpy(plan.order_P), x_TD.device))
         y_PD, computed = self._in_rounds(pairs.spread(x_TD), plan, experts, beside)
         sums_TD = pairs.weighted_sum(y_PD, weights_TK.gather(-1, order_TK))
         return leave_block(sums_TD, self.expert_tp, True), computed
@@ -138,7 +139,7 @@ class ExchangedExperts:
         On every rank it runs the same operations and keeps as many tensors. Otherwise ranks would differ in where a
         recomputation ends, and then in its collectives.
         """
-        order = torch.from_numpy(current.order).to(x_PD.device)
+        order = sent(torch.from_numpy(current.order), x_PD.device)
         exchange = RowExchange(self.ep, current.sent, current.received, order)
         arrived = start_dispatch(x_PD, exchange)
         computed = beside()

@@ -49,6 +49,7 @@ LAYOUTS = [
     Layout(tp=4, dp=2, ep=2, zero=1, shard_size=1),
     Layout(tp=2, dp=4, ep=2, expert_tp=2, zero=2, bucket_size=2000),
     Layout(tp=4, pp=2, expert_tp=1, zero=3, sharding="dim0"),
+    Layout(tp=2, dp=2, zero=2, bucket_size=2000, layer_buckets=True),
 ]
 Saved: TypeAlias = Callable[[Layout], Checkpoint]
 ENDS = ("model.embed_tokens.weight", "0.norm.weight", "1.gate.weight", "2.c_attn.weight", "3.scale", "lm_head.weight")

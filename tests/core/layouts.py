@@ -82,4 +82,5 @@ def layouts(draw: st.DrawFn) -> Layout:
         zero=draw(st.integers(0, 3)),
         bucket_size=draw(st.sampled_from([64, 1000, 2**24])),
         sharding=draw(st.sampled_from(["flat", "dim0"])),
+        layer_buckets=draw(st.booleans()),
     )

@@ -3,15 +3,19 @@
 import zlib
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 
+from tk.core import buckets as core_buckets
 from tk.core.buckets import buckets, shards
 from tk.core.layout import Layout
 from tk.core.local_params import local_params
 from tk.core.tensors import TensorSpec, with_slots
+from tk.model.config import ModelConfig
+from tk.model.registry import decoder_spec
 from tk.tests.checkpoint.saving import llama_table, mixed_table
 from tk.tests.core.layouts import CUTS, layouts, tables
 from tk.tests.example_counts import examples
@@ -121,6 +125,57 @@ def test_families_fill_buckets_side_by_side() -> None:
     assert [bucket.size for bucket in found] == [32, 832, 64, 832], "padded for the ranks that share each"
     together = buckets(local_params(table, Layout(dp=2), 0), Layout(dp=2, bucket_size=900))
     assert {bucket.family.name for bucket in together} == {"dense"}, "the same ranks share all"
+
+
+LLAMA_8B: dict[str, Any] = {
+    "vocab_size": 128_256,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+}
+
+
+@pytest.mark.parametrize("zero", range(4))
+def test_layers_are_whole_buckets_with_their_norms(zero: int) -> None:
+    table = decoder_spec(ModelConfig(**LLAMA_8B)).table
+    layout = Layout(dp=8, zero=zero, layer_buckets=True)
+    params = local_params(table, layout, 0)
+    found = buckets(params, layout)
+    assert len(found) <= 40
+    assert {len({param.unit for param in bucket.params}) for bucket in found} == {1}
+    assert sum(len(bucket.params) for bucket in found) == len(params)
+    by_size = buckets(params, replace(layout, layer_buckets=False))
+    assert len(by_size) >= 195, "norms travel alone"
+
+
+def test_small_layers_share_a_bucket_and_large_ones_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {0: 30, 1: 30, 2: 30, 3: 70, 4: 190}
+    table = [
+        spec
+        for layer, size in sizes.items()
+        for spec in (
+            TensorSpec(f"{layer}.up", (size, 10), None, layer),
+            TensorSpec(f"{layer}.norm", (10,), None, layer),
+        )
+    ]
+    table += [TensorSpec("4.down", (190, 10), None, 4), TensorSpec("4.gate", (190, 10), None, 4)]
+    layout = Layout(bucket_size=700, layer_buckets=True)
+    monkeypatch.setattr(core_buckets, "LAYER_SIZE", 4000)
+    found = [
+        sorted(param.name for param in bucket.params) for bucket in buckets(local_params(table, layout, 0), layout)
+    ]
+    assert found == [
+        ["4.down", "4.gate", "4.norm"],
+        ["4.up"],
+        ["3.norm", "3.up"],
+        ["1.norm", "1.up", "2.norm", "2.up"],
+        ["0.norm", "0.up"],
+    ]
+    at_three = replace(layout, zero=3)
+    assert len(buckets(local_params(table, at_three, 0), at_three)) == 6, "at stage 3 no bucket has two layers"
 
 
 @pytest.mark.parametrize(("rows", "ranks"), [(8, 4), (7, 4), (5, 4), (3, 4), (1, 2), (9, 3)])

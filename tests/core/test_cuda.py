@@ -20,6 +20,12 @@ int contexts = 0, failing = -1;
 int cuInit(unsigned flags) { return flags; }
 int cuDeviceGetCount(int *count) { *count = 2; return 0; }
 int cuDeviceGet(int *device, int index) { *device = index + 10; return index < 2 ? 0 : 101; }
+int cuDeviceGetName(char *name, int size, int device) {
+  name[0] = 'G'; name[1] = '0' + device - 10; name[2] = 0; return size < 3;
+}
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+  *value = attribute == 75 ? device - 2 : attribute == 76 ? device - 10 : -1; return 0;
+}
 int cuDevicePrimaryCtxRetain(void **context, int device) {
   if (device - 10 == failing) return 2;
   contexts++; *context = (void *)(size_t)device; return 0;
@@ -61,6 +67,10 @@ def test_the_driver_counts_gpus_and_their_free_memory(driver: ctypes.CDLL) -> No
     assert ctypes.c_int.in_dll(driver, "contexts").value == 0, "this process keeps nothing on a GPU"
 
 
+def test_the_driver_names_gpus_and_their_compute_capability(driver: ctypes.CDLL) -> None:
+    assert cuda.read_gpus() == (cuda.Gpu("G0", (8, 0)), cuda.Gpu("G1", (9, 1)))
+
+
 def test_a_gpu_that_cannot_be_opened_is_named(driver: ctypes.CDLL) -> None:
     failing = ctypes.c_int.in_dll(driver, "failing")
     failing.value = 1
@@ -76,6 +86,7 @@ def test_a_gpu_that_cannot_be_opened_is_named(driver: ctypes.CDLL) -> None:
 def test_without_a_driver_there_is_no_gpu(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "_load_driver", lambda: None)
     assert cuda.count_gpus() == 0
+    assert cuda.read_gpus() == ()
     assert not cuda.has_driver()
 
 

@@ -1,5 +1,6 @@
 """Layouts as values: ranks, coordinates, stages of the pipeline."""
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -78,7 +79,7 @@ def test_both_places_of_a_rank_name_it_and_no_other(layout: Layout) -> None:
     assert layout.dense.num_copies % layout.experts.num_copies == 0 or layout.zero == 0
     if layout.ep == 1 and not layout.expert_tp:
         assert layout.experts == layout.dense
-    assert Layout(**layout.to_json()) == layout
+    assert Layout(**layout.to_json()) == replace(layout, layer_buckets=False)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ DOCUMENTS = sorted(str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), 
 
 def test_every_configuration_key_is_documented_with_its_default(root: Path) -> None:
     text = (root / "docs" / "training" / "configuration.md").read_text()
-    rows = dict(re.findall(r"^\| `([a-z_]+\.[a-z_]+)` \| ([^|]*) \|", text, re.MULTILINE))
+    rows = dict(re.findall(r"^\| `([a-z_]+\.[a-z0-9_]+)` \| ([^|]*) \|", text, re.MULTILINE))
     keys = {
         f"{section}.{key}": value.default
         for section, field in TrainConfig.model_fields.items()

@@ -60,9 +60,16 @@ FLOORS: dict[str, dict[str, int]] = {
         "perplexity": 12,
     },
     "infer/engine/kernels": {"sampler": 0, "loading": 0, "backend": 1, "aten": 2, "native": 2, "triton": 3},
-    "infer/engine/kernels/native": {"binding": 0},
+    "infer/engine/kernels/native": {"binding": 0, "packing": 1, "packed": 2},
     "infer/engine/kernels/triton": {"step": 0, "rows": 1, "run": 1},
-    "infer/engine/schedule": {"samples": 0, "step_cost": 0, "block_allocator": 1, "block_manager": 2, "waiting": 3},
+    "infer/engine/schedule": {
+        "samples": 0,
+        "step_cost": 0,
+        "block_allocator": 1,
+        "block_manager": 2,
+        "waiting": 3,
+        "proposing": 3,
+    },
     "infer/serve": {
         "engine_protocol": 0,
         "errors": 0,
@@ -124,13 +131,13 @@ COMPUTE: dict[str, str] = {
     "infer.engine.kernels.triton.step": "decode_ahead device_tables host_copies",
     "model": "activation attention balance decoder init loading mlp norm peers placement recompute rope",
     "model.experts": "adapted experts mixture router shared spreads token_pairs",
-    "parallel": "adapters coded_weight collectives functions grouped_products head_loss held_weight host layers linear "
-    "link_factory local_link meeting mesh mlp_blocks point_to_point products row_blocks row_exchange row_groups "
-    "token_noise torch_dtypes wide_sums",
+    "parallel": "adapters coded_weight collectives functions gpu_start grouped_products head_loss held_weight host "
+    "layers linear link_factory local_link meeting mesh mlp_blocks point_to_point products row_blocks row_exchange "
+    "row_groups streams token_noise torch_dtypes wide_sums",
     "parity": "close_choices flat_values foreign gradients measure reference_values updates",
     "train.context": "gather kernels tiled tiled_attention ulysses",
-    "train.engine": "attention blocked_attention compiling evaluate nonfinite optimizer_step passes rows stages "
-    "training_engine",
+    "train.engine": "attention blocked_attention compiling evaluate gpu_attention nonfinite optimizer_step passes "
+    "row_packer rows stages training_engine window_blocks",
     "train.foreign": "accumulation blocks buffers checks construction construction_log context_batch context_model "
     "context_parallel disguise first_values join_job model model_engine on_meta options peft_adapter reached_keys "
     "replay stored_weights take_over watch",

@@ -14,7 +14,7 @@ from tk.infer.engine.kernels.backend import Backend
 from tk.infer.engine.request.completion import Completion
 from tk.infer.engine.request.events import FinishReason
 from tk.infer.engine.schedule import live_request
-from tk.infer.engine.schedule.proposals import RowCost
+from tk.infer.engine.schedule.proposing.proposals import RowCost
 from tk.infer.engine.worker import step_timing
 from tk.tests.infer.engine.free_blocks import num_free_blocks
 from tk.tests.infer.history import History

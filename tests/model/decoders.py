@@ -16,8 +16,8 @@ from tk.parallel.layers import LayerContext
 from tk.parallel.mesh import ALONE, Group, Mesh
 from tk.tests.model.architectures import ENTRIES, VOCAB
 from tk.train.engine.attention import causal_attention
+from tk.train.engine.row_packer import RowPacker
 from tk.train.engine.stages import StagePass
-from tk.train.zero.states.pinned_copies import PinnedCopies
 
 CPU = torch.device("cpu")
 BATCH, LENGTH = 2, 16
@@ -59,9 +59,10 @@ def whole_loss(
     loss_waits: bool = False,
 ) -> torch.Tensor:
     """Returns the summed loss of a micro-batch as training computes it, on a decoder of one stage."""
-    stage = StagePass(decoder, CPU, PinnedCopies())
+    stage = StagePass(decoder, CPU)
     stage.loss_waits = loss_waits
-    stage.micro_batches = [MicroBatch(tokens_BL.numpy(), targets_BL.numpy(), documents)]
+    rows = MicroBatch(tokens_BL.numpy(), targets_BL.numpy(), documents)
+    stage.micro_batches = RowPacker([decoder], CPU).pack([rows])
     return stage.forward(0, None)
 
 

@@ -120,6 +120,31 @@ def test_a_world_needs_no_layout(rank_pool: RankPool) -> None:
     assert rank_pool.run(count_world, 3) == [[0, 3, 3], [1, 3, 3], [2, 3, 3]]
 
 
+def build_with_a_bound_device() -> list[str]:
+    """Builds a mesh of four ranks in a world that names a device; returns the device that it then names."""
+    new_group, world, seen = dist.new_group, dist.group.WORLD, []
+    assert world is not None
+
+    def noted(*arguments: Any, **keywords: Any) -> Any:
+        seen.append(world.bound_device_id)
+        return new_group(*arguments, **keywords)
+
+    world.bound_device_id = torch.device("cpu", dist.get_rank())
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dist, "new_group", noted)
+            Mesh.build(Layout(pp=2, dp=2), 4, timeout_seconds=60)
+        assert seen
+        assert not any(seen), "torch would split groups off, for which every rank must come"
+        return [str(world.bound_device_id)]
+    finally:
+        world.bound_device_id = None
+
+
+def test_groups_are_not_split_off_a_world_that_names_its_device(rank_pool: RankPool) -> None:
+    assert rank_pool.run(build_with_a_bound_device, 4) == [[f"cpu:{rank}"] for rank in range(4)]
+
+
 def destroy(store: str) -> list[int]:
     """Builds a mesh and destroys its groups; returns the number of threads without them, with them, and after them."""
     rank, size = dist.get_rank(), dist.get_world_size()

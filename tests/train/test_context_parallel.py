@@ -120,8 +120,7 @@ def step_of(config: dict[str, Any]) -> dict[str, Any]:
     for stage in trainer.pipeline.stages:
         stage.record_routing = True
     micro_batches = trainer._batch(trainer.inputs.train, 0, config["train"]["global_batch_size"])
-    stage = trainer.pipeline.stages[0]
-    targets = sum(int((stage.rows.part(micro).targets >= 0).sum()) for micro in micro_batches)
+    targets = sum(int((rows.on(trainer.device)["targets"] >= 0).sum()) for rows in micro_batches)
     result = trainer.step()
     routing = float(trainer.pipeline.routing())
     return {"tokens": result.num_tokens, "targets": targets, "routing": routing, "loss": result.loss}

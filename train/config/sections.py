@@ -198,6 +198,7 @@ class PrecisionSection(Section):
 
     Attributes:
         params: the dtype of parameters and activations.
+        tf32: whether GPUs may round the operands of fp32 products to TF32's 10 bits, several times as fast.
         initial_loss_scale: for fp16, the first factor of the loss before backward.
         loss_scale_window: for fp16, the number of steps without overflow after which the factor doubles; an overflow
             halves it.
@@ -205,6 +206,7 @@ class PrecisionSection(Section):
     """
 
     params: Precision = "fp32"
+    tf32: bool = False
     initial_loss_scale: float = Field(default=65536.0, ge=1)
     loss_scale_window: int = Field(default=1000, ge=1)
     min_loss_scale: float = Field(default=1.0, gt=0)
@@ -245,6 +247,8 @@ class ZeroSection(Section):
     Attributes:
         stage: 1 shards optimizer states, 2 also gradients, 3 also parameters; 0 shards nothing.
         bucket_size: the number of elements that are exchanged at once; at stage 3 a bucket holds one layer at most.
+        buckets: "layer" = buckets of whole layers, of which a larger one exceeds `bucket_size`; "size" = none but a
+            larger parameter exceeds it; "auto" = "layer" on GPUs that hold all model states.
         overlap: whether buckets are exchanged while backward goes on; at stage 3 also whether the next layer is
             gathered while one computes.
         shard_size: the number of ranks that share one copy, a divisor of dp (hybrid sharding); 0 = all of dp.
@@ -252,6 +256,7 @@ class ZeroSection(Section):
 
     stage: Literal[0, 1, 2, 3] = 0
     bucket_size: int = Field(default=2**24, ge=1)
+    buckets: Literal["auto", "layer", "size"] = "auto"
     overlap: bool = True
     shard_size: int = Field(default=0, ge=0)
 

@@ -89,8 +89,11 @@ class TrainConfig(Section):
         """The folder of the run's steps and of metrics.jsonl."""
         return Path(self.checkpoint.dir)
 
-    def layout(self, num_ranks: int | None) -> Layout:
+    def layout(self, num_ranks: int | None, on_gpu: bool = False) -> Layout:
         """Returns the layout over `num_ranks` ranks; None = tp x pp x cp x dp ranks (dp "auto" is then 1).
+
+        Args:
+            on_gpu: whether ranks compute on GPUs, for `zero.buckets`.
 
         Raises:
             ParallelError: tp x pp x cp x dp is not `num_ranks`, or ep, expert_tp or shard_size does not fit them.
@@ -124,9 +127,15 @@ class TrainConfig(Section):
                 shard_size=self.zero.shard_size,
                 zero=self.zero.stage,
                 bucket_size=self.zero.bucket_size,
+                layer_buckets=self._joins_layers(on_gpu),
             )
         except ParallelError as error:
             raise ParallelError(f"[parallel] and [zero]: {error}") from error
+
+    def _joins_layers(self, on_gpu: bool) -> bool:
+        """Whether buckets hold whole layers. Offload moves parts of buckets, so that large ones take more buffers."""
+        rule = self.zero.buckets
+        return on_gpu and self.offload.optimizer == "none" if rule == "auto" else rule == "layer"
 
 
 def param_groups(options: OptimizerSection, table: Table) -> list[dict[str, Any]]:

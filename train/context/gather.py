@@ -15,6 +15,7 @@ from ...core.integers import ceil_div
 from ...model.attention import AttendingLayer
 from ...parallel.collectives import PendingResult, start_all_to_all
 from ...parallel.mesh import Group
+from ...parallel.streams import sent
 from .dealing import Dealing
 from .fetching import Fetching, fetching
 from .tiled_attention import tiled_attention
@@ -37,10 +38,10 @@ class KeyExchange:
     def __init__(self, plan: Fetching, group: Group, device: torch.device) -> None:
         self.tiles = plan.tiles
         self._group, self._most = group, plan.most
-        self._sent = [torch.from_numpy(each).to(device) for each in plan.sent]
+        self._sent = [sent(torch.from_numpy(each), device) for each in plan.sent]
         self._num_sent, self._num_received = [len(each) for each in plan.sent], plan.received
-        self._order_M = torch.from_numpy(plan.order).to(device)
-        self._places_M = torch.from_numpy(plan.order.argsort()).to(device)
+        self._order_M = sent(torch.from_numpy(plan.order), device)
+        self._places_M = sent(torch.from_numpy(plan.order.argsort()), device)
 
     def head_groups(self, k_NKE: torch.Tensor) -> list[range]:
         """Returns the kv heads that are fetched together: no rank's take more memory than its own keys of all heads."""
@@ -62,15 +63,15 @@ class KeyExchange:
     def start_return(self, dk_MKE: torch.Tensor, dv_MKE: torch.Tensor, like_NKE: torch.Tensor) -> PendingResult:
         """Starts to return gradients to the ranks of their keys; sums are in rank order. See KeySource."""
         grads_M2KE = torch.stack((dk_MKE, dv_MKE), dim=1)
-        sent = grads_M2KE.to(like_NKE.dtype).index_select(0, self._places_M)
-        pending = start_all_to_all(sent, self._num_received, self._num_sent, self._group)
+        arrived = grads_M2KE.to(like_NKE.dtype).index_select(0, self._places_M)
+        pending = start_all_to_all(arrived, self._num_received, self._num_sent, self._group)
         return pending.then(lambda arrived: self._sum(arrived, len(like_NKE)))
 
     def _start_fetch(self, k_NKE: torch.Tensor, v_NKE: torch.Tensor, heads: range) -> PendingResult:
         """Starts to fetch the keys and values of some heads: [M, 2, heads, E]."""
         rows, some = torch.cat(self._sent), slice(heads.start, heads.stop)
-        sent = torch.stack([each[:, some].index_select(0, rows) for each in (k_NKE, v_NKE)], dim=1)
-        pending = start_all_to_all(sent, self._num_sent, self._num_received, self._group)
+        keys_M2KE = torch.stack([each[:, some].index_select(0, rows) for each in (k_NKE, v_NKE)], dim=1)
+        pending = start_all_to_all(keys_M2KE, self._num_sent, self._num_received, self._group)
         return pending.then(lambda arrived: arrived.index_select(0, self._order_M))
 
     def _sum(self, arrived: torch.Tensor, num_positions: int) -> torch.Tensor:

@@ -7,6 +7,9 @@ from typing import Final, Protocol
 
 import torch
 
+from ...core.gpu_attention import takes_flash
+from ...parallel.torch_dtypes import format_of
+
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 _QUERIES_AT_ONCE: Final = 256  # of the portable kernel, which keeps the scores of so many in memory
@@ -134,16 +137,11 @@ def kernel_for(q_NHE: torch.Tensor) -> TileKernel:
 
 
 def _flash_has(q_NHE: torch.Tensor) -> bool:
-    """Whether torch's FlashAttention computes such queries: from compute capability 8.0 on, of the head dims below."""
-    head_dim = q_NHE.shape[-1]
-    return (
-        q_NHE.is_cuda
-        and q_NHE.dtype in (torch.bfloat16, torch.float16)
-        and head_dim % 8 == 0
-        and head_dim <= 256
-        and torch.backends.cuda.is_flash_attention_available()
-        and torch.cuda.get_device_capability(q_NHE.device) >= (8, 0)
-    )
+    """Whether torch's FlashAttention computes such queries, on this GPU and without padding."""
+    if not q_NHE.is_cuda or not torch.backends.cuda.is_flash_attention_available():
+        return False
+    capability = torch.cuda.get_device_capability(q_NHE.device)
+    return takes_flash(capability, format_of(q_NHE.dtype).name, q_NHE.shape[-1])
 
 
 def _grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, causal: bool) -> Tensors:

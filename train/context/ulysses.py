@@ -16,6 +16,7 @@ import torch
 from ...model.attention import AttendingLayer
 from ...parallel.mesh import Group
 from ...parallel.row_exchange import RowExchange, dispatch_rows, return_rows
+from ...parallel.streams import sent
 from .dealing import Dealing
 from .tiled_attention import OwnKeys, tiled_attention
 from .tiles import tiles
@@ -49,7 +50,7 @@ class UlyssesAttention:
         if repeats > 1:
             k_BLKE, v_BLKE = (each.repeat_interleave(repeats, dim=-2) for each in (k_BLKE, v_BLKE))
         counts = [q_BLHE.shape[0] * q_BLHE.shape[1]] * cp
-        exchange = RowExchange(self._group, counts, counts, self._order_P.to(q_BLHE.device))
+        exchange = RowExchange(self._group, counts, counts, sent(self._order_P, q_BLHE.device))
         shares = [each.flatten(0, 1).unflatten(1, (cp, -1)) for each in (q_BLHE, k_BLKE, v_BLKE)]
         sent_CNFE = torch.cat(shares, dim=2).transpose(0, 1)
         rows_PFE = dispatch_rows(sent_CNFE.flatten(0, 1), exchange)

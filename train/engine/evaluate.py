@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import torch
 
-from ...data.batches import MicroBatch
 from ...parallel.collectives import all_reduce
 from ...parallel.mesh import Mesh
 from .passes import Passes
+from .row_packer import PackedRows
 
 
-def evaluate(passes: Passes, batch: Sequence[MicroBatch], mesh: Mesh) -> float:
+def evaluate(passes: Passes, batch: Sequence[PackedRows], mesh: Mesh) -> float:
     """Returns the mean loss in nats per token, the same on every rank; every rank calls it.
 
     Args:

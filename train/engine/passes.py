@@ -19,7 +19,9 @@ from ..pipeline.actions import Action, Kind
 from ..pipeline.executor import Boundary, PipelineExecutor
 from ..pipeline.schedules import make_schedule
 from ..planning.context_plan import ContextPlan
-from .rows import WHOLE_ROWS, DealtRows, Rows
+from .gpu_attention import GpuFacts
+from .row_packer import PackedRows, RowPacker
+from .rows import DealtRows, Rows, WholeRows
 from .stages import StagePass
 from .training_engine import TrainingEngine
 
@@ -48,10 +50,9 @@ class Passes:
         self.mesh: Mesh = engine.mesh
         self.weight_grads = weight_grads
         self.on_phase = on_phase
-        rows = _rows(decoders[0], config, self.mesh)
+        self._packer = RowPacker(decoders, engine.device, _rows(decoders[0], config, self.mesh, engine.device))
         self.stages = [
-            StagePass(decoder, engine.device, engine.buffers.copies, partial(engine.saving, number), rows)
-            for number, decoder in enumerate(decoders)
+            StagePass(decoder, engine.device, partial(engine.saving, number)) for number, decoder in enumerate(decoders)
         ]
         for stage in self.stages:
             stage.loss_waits = config.parallel.schedule == "gpipe"
@@ -69,7 +70,11 @@ class Passes:
         """Whether this rank counts the targets of its whole rows: one of the ranks that have the same rows."""
         return self.is_loss_rank and self.mesh.cp.rank == 0
 
-    def train(self, micro_batches: Sequence[MicroBatch], loss_factor: float) -> torch.Tensor:
+    def pack(self, micro_batches: Sequence[MicroBatch]) -> list[PackedRows]:
+        """Returns micro-batches of this data-parallel rank as its stages need them; a thread may call it."""
+        return self._packer.pack(micro_batches)
+
+    def train(self, micro_batches: Sequence[PackedRows], loss_factor: float) -> torch.Tensor:
         """Runs forward and backward of this data-parallel rank's micro-batches.
 
         Args:
@@ -116,12 +121,12 @@ class Passes:
         """
         return sum(balance.routing() for stage in self.stages for balance in stage.balances)
 
-    def evaluate(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
+    def evaluate(self, micro_batches: Sequence[PackedRows]) -> torch.Tensor:
         """Returns the sum of the losses as `train` does, but runs no backward."""
         return self._run("forward-only", micro_batches, 1.0, (0.0, 0.0))
 
     def _run(
-        self, name: str, micro_batches: Sequence[MicroBatch], loss_factor: float, router_weights: tuple[float, float]
+        self, name: str, micro_batches: Sequence[PackedRows], loss_factor: float, router_weights: tuple[float, float]
     ) -> torch.Tensor:
         for stage in self.stages:
             stage.micro_batches, stage.loss_factor, stage.balances = micro_batches, loss_factor, []
@@ -162,9 +167,9 @@ class Passes:
             self.engine.gradients_arrived(stage, last=last)
 
 
-def _rows(decoder: Decoder, config: TrainConfig, mesh: Mesh) -> Rows:
+def _rows(decoder: Decoder, config: TrainConfig, mesh: Mesh, device: torch.device) -> Rows:
     """Returns what takes a rank's part of micro-batches."""
     if mesh.cp.size == 1:
-        return WHOLE_ROWS
+        return WholeRows(GpuFacts.of(device))
     plan = ContextPlan.of(config, decoder.spec)
     return DealtRows(mesh.cp, plan.mode, plan.windows, plan.multiple)

@@ -16,6 +16,7 @@ from ..context.gather import GatheredAttention
 from ..context.modes import Mode
 from ..context.ulysses import UlyssesAttention
 from .attention import attention_within
+from .gpu_attention import GpuFacts
 
 Integers = NDArray[np.int64]
 
@@ -51,11 +52,18 @@ class Rows(Protocol):
 
 
 class WholeRows:
-    """Takes all positions: there is no context parallelism."""
+    """Takes all positions: there is no context parallelism.
+
+    Args:
+        gpu: the GPU that computes; None for a CPU.
+    """
+
+    def __init__(self, gpu: GpuFacts | None = None) -> None:
+        self._gpu = gpu
 
     def part(self, micro: MicroBatch) -> RowsPart:
         """Returns the whole micro-batch."""
-        attend = attention_within(micro.documents)
+        attend = attention_within(micro.documents, self._gpu)
         return RowsPart(micro.inputs, micro.targets, micro.positions, attend, _real_rows(micro))
 
 
@@ -95,11 +103,12 @@ class DealtRows:
     def _dealt(self, micro: MicroBatch) -> tuple[Dealing, Attend]:
         """Returns the deal of a micro-batch and its attention: those of the last one if the rows are cut alike."""
         cut = (micro.inputs.shape, micro.documents)
-        if self._last is None or self._last[0] != cut:
+        last = self._last  # another thread may deal other rows
+        if last is None or last[0] != cut:
             rows, length = micro.inputs.shape
             dealing = deal(rows, length, micro.documents, self._windows, self._cp.size, self._multiple)
-            self._last = (cut, dealing, self._attention(dealing, self._cp))
-        return self._last[1], self._last[2]
+            last = self._last = (cut, dealing, self._attention(dealing, self._cp))
+        return last[1], last[2]
 
 
 def _real_rows(micro: MicroBatch) -> NDArray[np.bool_]:

@@ -3,13 +3,10 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from ...core.layout import stages
-from ...data.batches import MicroBatch
 from ...model.balance import RouterBalance
 from ...model.config import ModelConfig
 from ...model.decoder import Decoder
@@ -22,8 +19,7 @@ from ...parallel.weight_grads import WeightGradQueue
 from ..zero.flat_bucket import ParameterBucket
 from ..zero.flat_buffers import FlatBuffers
 from ..zero.parameter_gather import Unit
-from ..zero.states.pinned_copies import PinnedCopies
-from .rows import WHOLE_ROWS, Rows, RowsPart
+from .row_packer import PackedRows
 
 
 def build_stages(
@@ -125,9 +121,7 @@ class StagePass:
     Args:
         decoder: the stage.
         device: the device that computes.
-        copies: makes the copies of rows to the device.
         saving: makes the context of a forward pass from the tensor that it has received; see `TrainingEngine.saving`.
-        rows: takes this rank's part of micro-batches.
 
     Attributes:
         micro_batches: the step's micro-batches.
@@ -144,19 +138,15 @@ class StagePass:
         self,
         decoder: Decoder,
         device: torch.device,
-        copies: PinnedCopies,
         saving: Callable[[torch.Tensor | None], AbstractContextManager[object]] = nullcontext,
-        rows: Rows = WHOLE_ROWS,
     ) -> None:
         self.decoder = decoder
         self.device = device
-        self._copies = copies
         self.saving = saving
-        self.rows = rows
         self.loss_waits = False
         self.seed = 0
         self._drops = any(adapter.dropout for adapter in decoder.spec.adapters.values())
-        self.micro_batches: Sequence[MicroBatch] = ()
+        self.micro_batches: Sequence[PackedRows] = ()
         self.loss_factor = 1.0
         self.balance_weight = self.z_weight = 0.0
         self.balances: list[RouterBalance] = []
@@ -173,36 +163,34 @@ class StagePass:
             Hidden states for the next stage, [B, L, D]; on the last stage the sum of the micro-batch's losses times
             `loss_factor`, an fp64 scalar.
         """
-        micro = self.micro_batches[micro_batch]
-        part = self.rows.part(micro)
-        tokens_BL, targets_BL, positions_BL = map(self._moved, (part.inputs, part.targets, part.positions))
-        balance, noise = self._balance(part), self._noise(micro, part)
+        rows = self.micro_batches[micro_batch]
+        values = rows.on(self.device)
+        balance, noise = self._balance(rows), self._noise(rows)
         with self.saving(x):
-            hidden_BLD = self.decoder(tokens_BL if x is None else x, positions_BL, part.attend, balance, noise)
+            received = values["inputs"] if x is None else x
+            hidden_BLD = self.decoder(received, values["positions"], rows.attend, balance, noise)
         if not self.decoder.stage.last:
             return hidden_BLD  # type: ignore[no-any-return]
         with self.saving(None) if self.loss_waits else nullcontext():
-            return self.decoder.loss(hidden_BLD, targets_BL, self.loss_factor, not self.loss_waits)
+            return self.decoder.loss(hidden_BLD, values["targets"], self.loss_factor, not self.loss_waits)
 
-    def _noise(self, micro: MicroBatch, part: RowsPart) -> TokenNoise | None:
+    def _noise(self, rows: PackedRows) -> TokenNoise | None:
         """Returns the random numbers of the micro-batch's tokens; None without dropout, as in an evaluation."""
         if not self._drops or not torch.is_grad_enabled():
             return None
-        rows, length = part.inputs.shape
-        zeros_BL = np.zeros((rows, length), dtype=np.int64)
-        rows_BL = zeros_BL + np.arange(micro.first_row, micro.first_row + rows)[:, None]
-        places_BL = zeros_BL + np.arange(length) if part.places is None else part.places
-        return TokenNoise.of(self.seed, self._moved(rows_BL), self._moved(places_BL))
+        num_rows, length = rows.shape
+        rows_B1 = torch.arange(rows.first_row, rows.first_row + num_rows, device=self.device).unsqueeze(1)
+        places_BL = rows.on(self.device).get("places")
+        return TokenNoise.of(
+            self.seed, rows_B1, torch.arange(length, device=self.device) if places_BL is None else places_BL
+        )
 
-    def _balance(self, part: RowsPart) -> RouterBalance | None:
+    def _balance(self, rows: PackedRows) -> RouterBalance | None:
         """Returns the micro-batch's balance; padding does not count. None if the routers' losses are not needed."""
-        if not (self.balance_weight or self.z_weight or self.record_routing) or not torch.is_grad_enabled():
+        values = rows.on(self.device)
+        is_needed = self.balance_weight or self.z_weight or self.record_routing
+        if not is_needed or "counted" not in values or not torch.is_grad_enabled():
             return None
-        places_BL = None if part.places is None else self._moved(part.places)
-        counted_BL = self._moved(part.counted)
-        rows = (counted_BL, self.record_routing, places_BL, part.cp)
-        self.balances.append(RouterBalance(self.balance_weight, *rows, self.z_weight))
+        tokens = (values["counted"] != 0, self.record_routing, values.get("places"), rows.cp)
+        self.balances.append(RouterBalance(self.balance_weight, *tokens, self.z_weight))
         return self.balances[-1]
-
-    def _moved(self, values: NDArray[np.int64] | NDArray[np.bool_]) -> torch.Tensor:
-        return self._copies.moved(torch.from_numpy(values), self.device)

@@ -150,10 +150,18 @@ class TrainingEngine:
             waits: modules, and the indices of the buckets that hold parameters of theirs; each module waits for these
                 before its forward pass.
         """
+        self._wait_in_forward(waits)
+        self.optimizer.behind = True
+
+    def gather_behind(self, waits: Sequence[tuple[Sequence[torch.nn.Module], Sequence[int]]]) -> None:
+        """Makes the gathers of updated parameters go on while the next step begins; for `waits` see `update_behind`."""
+        self._wait_in_forward(waits)
+        self.optimizer.leaves_gathers = True
+
+    def _wait_in_forward(self, waits: Sequence[tuple[Sequence[torch.nn.Module], Sequence[int]]]) -> None:
         for modules, buckets in waits:
             for module in modules:
                 module.register_forward_pre_hook(_ensuring(self.optimizer, buckets))
-        self.optimizer.behind = True
 
     def begin_step(self) -> None:
         """Begins a step; the gradients of the step before are cleared once nothing reads them."""

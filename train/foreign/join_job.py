@@ -8,12 +8,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from ...parallel.gpu_start import join_group
+
 
 def join_job(device: torch.device, timeout_seconds: float) -> int:
     """Joins the job of torchrun, if this process is in one; returns the number of ranks."""
     if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+        join_group(device, timeout=timedelta(seconds=timeout_seconds))
         atexit.register(_leave, os.getpid())
     return dist.get_world_size() if dist.is_initialized() else 1
 

@@ -10,9 +10,9 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 
 from ...core.cores import usable_cores
 from ...core.errors import WorkerDied
@@ -41,6 +41,7 @@ class Launcher:
         log_folder: the folder for rank-N.log, the output of every rank but 0. Rank 0 shares this process's output.
         stop_timeout: the time in seconds from the first signal until ranks are killed.
         stall_timeout: the longest time in seconds that a rank may stay in one phase.
+        environment: variables of every rank, beside this process's own.
 
     Attributes:
         quit_at_once: whether a second signal came.
@@ -58,7 +59,9 @@ class Launcher:
         log_folder: Path,
         stop_timeout: float,
         stall_timeout: float,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        self.environment = environment
         self.module = module
         self.arguments = arguments
         self.num_ranks = num_ranks
@@ -112,6 +115,7 @@ class Launcher:
             if self.signal_seen is not None:
                 return
             environment = {
+                **self.environment,
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(self.num_ranks),

@@ -1,6 +1,7 @@
 """One training rank: it joins its job and trains. The launcher starts it through rank.py, or torchrun does."""
 
 import json
+import logging
 import os
 import sys
 from contextlib import nullcontext
@@ -14,17 +15,20 @@ from ...core.config import parse
 from ...core.console_log import show_log
 from ...core.errors import ConfigError, TkError
 from ...core.process import keep_freed_memory, return_large_blocks
+from ...parallel.gpu_start import join_group, take_gpu
 from ..config.train_config import TrainConfig
 from ..health.flight_recorder import dump_flight_record, is_peer_loss, start_flight_recorder
 from ..health.heartbeat import HEARTBEATS_VARIABLE, Heartbeat
 from ..health.stop import StopRequest
 from ..records.run_events import events_on_stdout
 from ..run.trainer import Trainer
-from .gpus import require_local_gpu
+from .gpus import precision_notes, require_dtype, require_local_gpu
 from .launcher import EVENTS, FORK, RENDEZVOUS_VARIABLE
 from .rank_report import write_error
 from .rendezvous import agents_keep_a_store, rendezvous_store
 from .torchrun import give_up, keep_earlier_report
+
+_log = logging.getLogger(__name__)
 
 ECHO_SECONDS = 3.0  # under torchrun, signals within this time count as one
 SHARED_SECONDS = 1.0  # between two writes of a heartbeat to a run folder that many hosts may share
@@ -67,13 +71,17 @@ def _join(
             "The environment variables RANK and WORLD_SIZE are set, but MASTER_ADDR is not. Start ranks with torchrun, "
             "or unset both variables to let tk start the ranks."
         )
-    device = _device(config.train.deterministic)
-    backend, timeout = "nccl" if device.type == "cuda" else "gloo", timedelta(seconds=config.parallel.timeout_seconds)
+    device, timeout = _device(config), timedelta(seconds=config.parallel.timeout_seconds)
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        require_dtype(config.precision.params, capability)
+        for level, note in precision_notes(config.precision, capability) if rank == 0 else ():
+            _log.log(level, "%s", note)
     if rendezvous == "env://" and agents_keep_a_store():
         store = rendezvous_store(rank, world, timeout)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+        join_group(device, store=store, rank=rank, world_size=world, timeout=timeout)
     else:
-        dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world, timeout=timeout)
+        join_group(device, init_method=rendezvous, rank=rank, world_size=world, timeout=timeout)
     try:
         offloads = config.offload.optimizer != "none"
         if offloads:  # it has no memory to spare
@@ -95,10 +103,10 @@ def _number(variable: str) -> int:
     return int(text)
 
 
-def _device(deterministic: bool) -> torch.device:
+def _device(config: TrainConfig) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    if deterministic:
+    if config.train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at its first call
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.use_deterministic_algorithms(True)
@@ -106,9 +114,7 @@ def _device(deterministic: bool) -> torch.device:
         _number(name) if name in os.environ else 0 for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
     )
     require_local_gpu(local_rank, local_ranks, torch.cuda.device_count())
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
-    return device
+    return take_gpu(local_rank, config.precision.tf32)
 
 
 def main() -> int:

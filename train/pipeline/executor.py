@@ -20,7 +20,7 @@ from ...parallel.weight_grads import DeferredGrad, WeightGradQueue, run_deferred
 from .actions import Action, Kind, Schedule, Transfer
 from .communication import Batch, plan_communication
 
-MAX_SENDING = 2  # sends under way at once; each keeps its tensor alive
+MAX_SENDING = 2  # sends under way at once on a CPU; each keeps its tensor alive
 
 
 class PipelineStage(Protocol):
@@ -117,6 +117,8 @@ class PipelineExecutor:
         self.pp = pp
         self.boundary = boundary
         self.phase = "idle"
+        # With one for each stage a GPU's stream waits for none: the peer's answer to an older one has arrived.
+        self._most_sending = MAX_SENDING if boundary.device.type == "cpu" else max(MAX_SENDING, schedule.num_stages)
         self._actions = schedule.ranks[pp.rank]
         self._posts = plan_communication(schedule)[pp.rank]
         self._trains = not schedule.forward_only
@@ -222,7 +224,7 @@ class PipelineExecutor:
                     step.sending.append(pending)
                 else:
                     step.arrivals[transfer.consumer] = (transfer, pending)
-        self._finish_sends(step, MAX_SENDING)
+        self._finish_sends(step, self._most_sending)
 
     def _message(self, step: _StepState, transfer: Transfer) -> Send | Receive:
         if transfer.source == self.pp.rank:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...core.buckets import all_buckets, buckets
+from ...core.cuda import count_gpus
 from ...core.dtypes import by_name
 from ...core.integers import ceil_div
 from ...core.layout import Layout, Stage, stages
@@ -60,6 +61,7 @@ class PlannedRun:
         num_micro_batches: the number of micro-batches of a rank in a step.
         simulation: the simulated pipeline.
         notes: sentences on settings that waste computation, and on inputs that were not checked.
+        on_gpu: whether ranks would compute on GPUs if they started here.
     """
 
     config: TrainConfig
@@ -72,6 +74,7 @@ class PlannedRun:
     num_micro_batches: int
     simulation: Simulation
     notes: tuple[str, ...]
+    on_gpu: bool
 
     def with_rows_of(self, seq_len: int) -> "PlannedRun":
         """Returns the same run with rows of another length."""
@@ -80,7 +83,8 @@ class PlannedRun:
 
     def with_offload(self, offload: OffloadSection) -> "PlannedRun":
         """Returns the same run with other places of its model states."""
-        return replace(self, config=self.config.model_copy(update={"offload": offload}))
+        config = self.config.model_copy(update={"offload": offload})
+        return replace(self, config=config, layout=config.layout(self.layout.world_size, self.on_gpu))
 
     @property
     def shape(self) -> PassShape:
@@ -253,7 +257,8 @@ def prepare_run(config: TrainConfig, num_ranks: int | None, resume: str = "auto"
     model, absent = planned_model(config, given, here)
     spec = run_decoder(config, model)
     refuse(problems(config, spec.table, num_ranks))
-    layout = config.layout(num_ranks)
+    on_gpu = count_gpus() > 0
+    layout = config.layout(num_ranks, on_gpu)
     table = with_run_slots(resident_table(spec, layout.tp), config.precision.params, config.optimizer)
     num_micro_batches = ceil_div(config.train.global_batch_size, layout.dp * config.train.micro_batch_size)
     schedule = make_schedule(config.parallel.schedule, layout.pp, layout.virtual_stages, num_micro_batches)
@@ -268,6 +273,7 @@ def prepare_run(config: TrainConfig, num_ranks: int | None, resume: str = "auto"
         num_micro_batches=num_micro_batches,
         simulation=simulate(schedule),
         notes=(*notes(config, layout), *absent),
+        on_gpu=on_gpu,
     )
 
 

@@ -97,7 +97,7 @@ def _with(run: PlannedRun, changed: Key) -> PlannedRun | None:
     section, key, value = changed
     part = getattr(run.config, section).model_copy(update={key: value})
     config = run.config.model_copy(update={section: part})
-    layout = config.layout(run.layout.world_size)
+    layout = config.layout(run.layout.world_size, run.on_gpu)
     passes = ceil_div(config.train.global_batch_size, layout.dp * config.train.micro_batch_size)
     if passes * layout.virtual_stages > MOST_PASSES:
         return None

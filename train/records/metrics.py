@@ -10,18 +10,12 @@ from typing import Any, Final
 import torch
 
 from ...checkpoint.files.small_files import replace_small
+from ...core.gpu_cards import card_named
 from ...parallel.products import matmul
 from ..config.extras import require_tensorboard
 from .run_files import METRICS
 
 _MEASURING_SECONDS: Final = 0.2
-_PEAK_BF16_FLOPS = {
-    "H100": 989e12,
-    "H200": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "B200": 2250e12,
-}  # data sheets, dense
 
 
 class MetricsFile:
@@ -79,7 +73,7 @@ def _lines_up_to(path: Path, last_step: int) -> list[str]:
 
 @lru_cache(maxsize=8)
 def peak_flops(device: torch.device, dtype: torch.dtype, minute: int) -> float:
-    """Returns the peak rate of one rank in FLOP/s: of the data sheet for a known GPU, else as measured now.
+    """Returns the peak rate of one rank in FLOP/s: of the data sheet for 16 bits of a known GPU, else as measured.
 
     The measurement is of the product that the model uses.
 
@@ -87,10 +81,9 @@ def peak_flops(device: torch.device, dtype: torch.dtype, minute: int) -> float:
         minute: the number of the minute, in which one measurement is enough; a CPU with neighbours changes its rate.
     """
     if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-        known = next((flops for key, flops in _PEAK_BF16_FLOPS.items() if key in name), None)
-        if known is not None:
-            return known if dtype != torch.float32 else known / 2  # TF32 tensor cores
+        card = card_named(torch.cuda.get_device_name(device))
+        if card is not None and dtype != torch.float32:
+            return card.flops
     size = 1024
     left, right = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
     best, begin = float("inf"), time.perf_counter()

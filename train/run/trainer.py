@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from ...core.local_params import LocalParam
-from ...data.batches import MicroBatch, global_batch
+from ...data.batches import global_batch
 from ...data.dataset import PackedDataset
 from ...model.init import fill_initial
 from ...model.lora.coded import resident_table
@@ -26,6 +26,7 @@ from ..engine.evaluate import evaluate
 from ..engine.lr_schedule import learning_rate
 from ..engine.optimizer_step import OptimizerStep
 from ..engine.passes import Passes
+from ..engine.row_packer import PackedRows
 from ..engine.stages import build_stages, gathered_units, update_waits
 from ..engine.training_engine import TrainingEngine, TrainingOptions
 from ..health.heartbeat import Heartbeat
@@ -39,6 +40,7 @@ from ..zero.states.pinned_copies import PinnedCopies
 from .adapter_base import AdapterBase
 from .coded_base import make_codes
 from .inputs import open_inputs
+from .read_ahead import ReadAhead
 from .run_start import RunStart
 
 
@@ -75,9 +77,9 @@ class Trainer:
     ) -> None:
         self.config = config
         given = resolve(config, resume)
-        self.mesh = mesh or _build_mesh(config, given.keys)
         # torch.device("cuda") is not the "cuda:0" that tensors there name as their device.
         self.device = torch.empty(0, device=device or "cpu").device
+        self.mesh = mesh or _build_mesh(config, given.keys, self.device)
         self.resume = resume
         self.fork = fork
         self.stop = stop or StopRequest()
@@ -97,6 +99,8 @@ class Trainer:
             on_phase=self.heartbeat.beat,
         )
         self.state = TrainState()
+        rows = config.train.global_batch_size
+        self.batches = ReadAhead(lambda first: self._batch(self.inputs.train, first, rows), stride=rows)
 
     def _engine(self) -> TrainingEngine:
         parallel = self.config.parallel
@@ -133,6 +137,8 @@ class Trainer:
             engine.gather_around(gathered_units(self.stages, engine.buffers), prefetch=self.config.zero.overlap)
         if self.config.offload.optimizer != "none":
             engine.update_behind([] if engine.gathers else update_waits(self.stages, engine.buffers))
+        elif self.device.type != "cpu" and not engine.gathers:  # a CPU would compute and copy at once
+            engine.gather_behind(update_waits(self.stages, engine.buffers))
         if self.config.train.compile:
             compile_layers(self.stages, self.config, self.device)
         return engine
@@ -158,7 +164,8 @@ class Trainer:
             events = self.config.metrics.tensorboard
             metrics = MetricsFile(folder, step, run.attempt, events) if self.mesh.world.rank == 0 else None
             try:
-                self._loop(run, metrics)
+                with self.batches.running(self.config.train.steps - self.state.step):
+                    self._loop(run, metrics)
             finally:
                 if metrics:
                     metrics.close()
@@ -213,9 +220,10 @@ class Trainer:
         rows = min(self.config.train.eval_rows, self.inputs.held_out.num_rows)
         return evaluate(self.pipeline, self._batch(self.inputs.held_out, 0, rows), self.mesh)
 
-    def _batch(self, dataset: PackedDataset, first: int, num_rows: int) -> list[MicroBatch]:
+    def _batch(self, dataset: PackedDataset, first: int, num_rows: int) -> list[PackedRows]:
         at, layout = self.mesh.coordinates, self.mesh.layout
-        return global_batch(dataset, first, num_rows, at.dp, layout.dp, self.config.train.micro_batch_size)
+        rows = global_batch(dataset, first, num_rows, at.dp, layout.dp, self.config.train.micro_batch_size)
+        return self.pipeline.pack(rows)
 
     def step(self) -> StepResult:
         """Makes one optimizer step on the next global batch.
@@ -230,7 +238,7 @@ class Trainer:
         options, step = self.config, self.state.step
         self.heartbeat.beat("data", step + 1)
         lr = learning_rate(self.engine.optimizer.step_count, options.train.steps, options.optimizer)
-        micro_batches = self._batch(self.inputs.train, self.state.samples, options.train.global_batch_size)
+        micro_batches = self.batches.take(self.state.samples)
         num_tokens = self._count_tokens(micro_batches)
         self.engine.begin_step()
         scale = self.engine.loss_scale.value
@@ -249,17 +257,17 @@ class Trainer:
         self.state = self.state.advance(num_tokens, options.train.global_batch_size)
         return StepResult(sums.loss, sums.grad_norm, lr, num_tokens, stop > 0, balance_loss, z_loss, scale, updated)
 
-    def _count_tokens(self, micro_batches: Sequence[MicroBatch]) -> int:
+    def _count_tokens(self, micro_batches: Sequence[PackedRows]) -> int:
         """Returns the number of tokens of the global batch that the loss counts, from this data-parallel rank's."""
         num_valid = sum(micro.num_valid for micro in micro_batches) if self.pipeline.is_row_rank else 0
-        count = torch.tensor(float(num_valid), dtype=torch.float64, device=self.device)
+        count = torch.full((), num_valid, dtype=torch.float64, device=self.device)
         return max(1, int(all_reduce(count, self.mesh.world)))  # a batch of questions alone has no loss, not NaN
 
 
-def _build_mesh(config: TrainConfig, model: ModelKeys) -> Mesh:
+def _build_mesh(config: TrainConfig, model: ModelKeys, device: torch.device) -> Mesh:
     """Makes the groups of this rank; every rank of the process group calls it."""
     return Mesh.build(
-        config.layout(dist.get_world_size() if dist.is_initialized() else 1),
+        config.layout(dist.get_world_size() if dist.is_initialized() else 1, on_gpu=device.type != "cpu"),
         model.num_key_value_heads,
         model.tie_word_embeddings,
         timeout_seconds=config.parallel.timeout_seconds,

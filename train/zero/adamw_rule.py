@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 import torch
-from torch.optim.adamw import adamw
 
 from ...parallel.collectives import gather_bytes
 from ...parallel.mesh import ALONE, Group
@@ -79,7 +78,7 @@ def adamw_rule(device: torch.device, world: Group = ALONE) -> AdamWRule:
         world: all ranks.
     """
     if device.type != "cpu":
-        return torch_rule
+        return TorchRule(device)
     native = native_adamw()
     lacking = [rank for rank, answer in enumerate(gather_bytes(b"" if native else b"none", world)) if answer]
     if native and not lacking:
@@ -90,44 +89,58 @@ def adamw_rule(device: torch.device, world: Group = ALONE) -> AdamWRule:
             lacking[0],
             world.size,
         )
-    return torch_rule
+    return TorchRule(device)
 
 
-def torch_rule(streams: AdamWStreams, factors: AdamWFactors) -> None:
-    """Updates with torch's fused kernel, bf16 states in fp32 copies."""
-    if streams.bits is None:
-        _update_fused(streams, factors)
-    else:
-        size = _CHUNK if streams.master.device.type == "cpu" else _CHUNK_ON_GPU
-        for begin in range(0, streams.master.numel(), size):
-            part = slice(begin, begin + size)
-            exp_avg, exp_avg_sq = streams.exp_avg[part], streams.exp_avg_sq[part]
-            wide = AdamWStreams(streams.master[part], exp_avg.float(), exp_avg_sq.float(), streams.grad[part])
-            _update_fused(wide, factors)
-            exp_avg.copy_(wide.exp_avg)
-            exp_avg_sq.copy_(round_randomly(wide.exp_avg_sq, streams.bits.from_element(begin), factors.step))
-    if streams.rounded is not None:
-        streams.rounded.copy_(streams.master)
+class TorchRule:
+    """Updates with torch's fused kernel, bf16 states in fp32 copies.
 
+    Args:
+        device: the device of states.
+    """
 
-def _update_fused(streams: AdamWStreams, factors: AdamWFactors) -> None:
-    scale = factors.grad_scale
-    adamw(
-        [streams.master],
-        [streams.grad if scale == 1.0 else streams.grad * scale],  # the kernel would write back what it scales
-        [streams.exp_avg],
-        [streams.exp_avg_sq],
-        [],
-        [torch.tensor(float(factors.step - 1), device=streams.master.device)],
-        fused=True,
-        amsgrad=False,
-        beta1=factors.betas[0],
-        beta2=factors.betas[1],
-        lr=factors.lr,
-        weight_decay=factors.weight_decay,
-        eps=factors.eps,
-        maximize=False,
-    )
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._step = 0
+        self._count = torch.zeros((), device=device)  # the step, where the kernel reads it
+
+    def __call__(self, streams: AdamWStreams, factors: AdamWFactors) -> None:
+        """Makes one update."""
+        if factors.step != self._step:
+            self._step = factors.step
+            self._count = torch.full((), float(factors.step), device=self._device)
+        if streams.bits is None:
+            self._update(streams, factors)
+        else:
+            size = _CHUNK if self._device.type == "cpu" else _CHUNK_ON_GPU
+            for begin in range(0, streams.master.numel(), size):
+                part = slice(begin, begin + size)
+                exp_avg, exp_avg_sq = streams.exp_avg[part], streams.exp_avg_sq[part]
+                wide = AdamWStreams(streams.master[part], exp_avg.float(), exp_avg_sq.float(), streams.grad[part])
+                self._update(wide, factors)
+                exp_avg.copy_(wide.exp_avg)
+                exp_avg_sq.copy_(round_randomly(wide.exp_avg_sq, streams.bits.from_element(begin), factors.step))
+        if streams.rounded is not None:
+            streams.rounded.copy_(streams.master)
+
+    def _update(self, streams: AdamWStreams, factors: AdamWFactors) -> None:
+        """Calls the kernel of `torch.optim.adamw`, which would make and count up a step for each call."""
+        scale = factors.grad_scale
+        torch._fused_adamw_(
+            [streams.master],
+            [streams.grad if scale == 1.0 else streams.grad * scale],  # the kernel would write back what it scales
+            [streams.exp_avg],
+            [streams.exp_avg_sq],
+            [],
+            [self._count],
+            lr=factors.lr,
+            beta1=factors.betas[0],
+            beta2=factors.betas[1],
+            weight_decay=factors.weight_decay,
+            eps=factors.eps,
+            amsgrad=False,
+            maximize=False,
+        )
 
 
 class NativeRule:

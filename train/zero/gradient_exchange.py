@@ -32,7 +32,7 @@ from .flat_buffers import FlatBuffers
 from .trained_parameter import autograd_grad, set_autograd_grad
 
 _BLOCK = 2**18  # elements that are added at once; copies of them stay in cache
-MAX_IN_FLIGHT = 2  # exchanges at once; each keeps a whole bucket of gradients alive
+MAX_IN_FLIGHT = 2  # exchanges at once where each keeps a whole bucket of gradients alive
 
 
 @dataclass(slots=True)
@@ -76,6 +76,9 @@ class GradientExchange:
         self.overlap = overlap
         self.offloaded = buffers.gradients_offloaded
         self.every_pass = buffers.zero >= 2
+        # A GPU would wait in the midst of backward; at stages 0 and 1 it has no memory to win by that.
+        frees = self.every_pass or self.offloaded or buffers.device.type == "cpu"
+        self._most_in_flight = MAX_IN_FLIGHT if frees else max(MAX_IN_FLIGHT, len(buffers.buckets))
         self.on_complete: list[Callable[[FlatBucket], None]] = []
         self.by_agreement = False
         self.closed = False
@@ -258,7 +261,7 @@ class GradientExchange:
         for bucket in stage.buckets[stage.next : end]:
             self._sum_over_tp(bucket)
             bucket.detach_grads()  # autograd would add a late gradient to a buffer that the collective reads
-            self._wait(MAX_IN_FLIGHT - 1)
+            self._wait(self._most_in_flight - 1)
             self._in_flight.append(self._start_exchange(bucket))
         stage.next = max(stage.next, end)
 

@@ -21,9 +21,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...core.errors import TkError
 from ...core.state_pieces import PAGE
+from ...parallel.streams import copy_between
 from .saved_parameters import SavedParameters, SavedView
 from .states.host_pool import HostPool
-from .states.host_transfer import copy_between
 
 PLAIN: Final = (torch.Tensor, nn.Parameter)
 LEAST: Final = PAGE  # bytes: the host's memory has whole pages, and a copy takes as long as one of some 100 KiB

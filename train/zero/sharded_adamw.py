@@ -12,7 +12,7 @@ from torch.profiler import record_function
 from ...checkpoint.save.state_source import Segment, StateSource
 from ...core.buckets import Shard, UpdateRun
 from ...core.errors import TkError
-from ...parallel.collectives import all_gather_flat
+from ...parallel.collectives import PendingResult, start_all_gather_flat
 from ...parallel.torch_dtypes import torch_dtype
 from ..config.sections import OptimizerSection
 from .adamw_rule import AdamWFactors, AdamWStreams, adamw_rule
@@ -42,6 +42,8 @@ class ShardedAdamW:
         takes_written: whether every update first takes the values that a user wrote into parameters; see
             `take_written_values`.
         behind: whether updates are made on a thread, while the next step begins.
+        leaves_gathers: whether gathers of updated parameters may still be under way when `step` returns: a reader of a
+            bucket then calls `ensure`. On a GPU they go beside the updates of other buckets and the next step.
     """
 
     def __init__(
@@ -54,7 +56,8 @@ class ShardedAdamW:
         self.buffers = buffers
         self.options = options
         self.step_count = 0
-        self.takes_written = self.behind = False
+        self.takes_written = self.behind = self.leaves_gathers = False
+        self._gathers: dict[int, PendingResult] = {}
         self._running: RunningUpdate | None = None
         self._not_gathered: list[int] = []
         places = places or StatePlaces(buffers.device)
@@ -78,7 +81,8 @@ class ShardedAdamW:
     def step(self, lr: float, grad_scale: float) -> None:
         """Updates this rank's range of every bucket, then gathers the parameters of the shard group.
 
-        An update `behind` returns at once: `ensure` and `finish` wait for it, and so does every other method.
+        An update `behind` returns at once: `ensure` and `finish` wait for it, and so does every other method. They also
+        wait for gathers that are left under way.
 
         Args:
             lr: the learning rate of this step.
@@ -94,7 +98,9 @@ class ShardedAdamW:
             return
         with record_function("ShardedAdamW.step"):
             for index in self._update_all(factors):
-                self._gather(self.buffers.buckets[index])
+                self._start_gather(index)
+                if not self.leaves_gathers:
+                    self._end_gather(index)
 
     def _update_all(self, factors: AdamWFactors) -> Iterator[int]:
         """Updates every bucket; yields its index then."""
@@ -114,7 +120,8 @@ class ShardedAdamW:
         if self._running is not None and index in self._not_gathered:
             self._running.wait(index)
             self._not_gathered.remove(index)
-            self._gather(self.buffers.buckets[index])
+            self._start_gather(index)
+        self._end_gather(index)
 
     def is_updated(self, index: int) -> bool:
         """Returns whether `ensure` would return at once."""
@@ -127,6 +134,8 @@ class ShardedAdamW:
             while self._not_gathered:
                 self.ensure(self._not_gathered[0])
             self._running = None
+        while self._gathers:
+            self._end_gather(next(iter(self._gathers)))
 
     def read_ahead(self) -> None:
         """Starts to read what the next update needs first."""
@@ -158,9 +167,15 @@ class ShardedAdamW:
         else:
             yield from runs_of_tensors(runs, self._shards[each.bucket], each.begin, self._seed)
 
-    def _gather(self, bucket: FlatBucket) -> None:
+    def _start_gather(self, index: int) -> None:
+        bucket = self.buffers.buckets[index]
         if self.buffers.zero < 3:
-            all_gather_flat(bucket.params, bucket.params[bucket.own_range], bucket.shard)
+            own = bucket.params[bucket.own_range]
+            self._gathers[index] = start_all_gather_flat(bucket.params, own, bucket.shard)
+
+    def _end_gather(self, index: int) -> None:
+        if gather := self._gathers.pop(index, None):
+            gather.wait()
 
     def publish(self) -> None:
         """Rounds the masters into the parameters and, below stage 3, all-gathers these over the shard group."""
@@ -168,7 +183,8 @@ class ShardedAdamW:
         for index, bucket in enumerate(self.buffers.buckets):
             if not bucket.holds_masters:
                 bucket.own.write(0, self._states.read("master", index, 0, bucket.own.size))
-            self._gather(bucket)
+            self._start_gather(index)
+            self._end_gather(index)
 
     def take_written_values(self) -> None:
         """Copies values that a user wrote into parameters to the masters; every rank has made the same changes.

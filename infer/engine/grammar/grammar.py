@@ -5,6 +5,7 @@ The grammar library is of the extra `structured`; this module needs it only for 
 
 import re
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -96,6 +97,7 @@ class Matcher:
         self._state = self._inside if self._first is None else self._first.state.deep_copy()  # for the next token
         self._has_none = False  # whether a mask allowed no token
         self._forced: list[int] | None = None  # tokens of which the first alone may follow; None = they are not known
+        self._next: tuple[int, Matcher] | None = None  # the last answer of `after`, and its token
         self.num_words = ceil_div(grammar.vocab_size, MASK_WORD)
 
     @property
@@ -123,6 +125,10 @@ class Matcher:
 
     def take(self, token: int) -> None:
         """Takes the next token of the sample; `error` is set if the grammar does not allow it."""
+        found, self._next = self._next, None
+        if found is not None and found[0] == token:
+            vars(self).update(vars(found[1]))  # it has taken the token already
+            return
         self._forced = None
         self._state.consume_token(token)
         self._count()
@@ -133,6 +139,30 @@ class Matcher:
         self._inside.consume_tokens(self._first.spelled.get(token, [token]))
         if self._keep or token not in self._first.special_ids:  # else the next one is still the first of the text
             self._first, self._state = None, self._inside
+
+    def after(self, token: int) -> "Matcher":
+        """Returns the state that `take` of a token would lead to, where a later one goes on without more work."""
+        if self._next is None or self._next[0] != token:
+            other = copy(self)
+            other._inside = self._inside.deep_copy()
+            other._state = other._inside if self._first is None else self._state.deep_copy()
+            other.take(token)
+            self._next = token, other
+        return self._next[1]
+
+    def forced_chain(self, most: int) -> list[int]:
+        """Returns the tokens that alone may follow, one after another.
+
+        The library names several tokens at once. Behind each of them it may name others than before, which count: they
+        are those of a step of their own.
+        """
+        chain, state = list[int](), self
+        while len(chain) < most and not state.is_complete and (forced := state.look_ahead()):
+            if forced[0] >= self._grammar.vocab_size or state.after(forced[0]).error is not None:
+                break
+            chain.append(forced[0])
+            state = state.after(forced[0])
+        return chain
 
     def look_ahead(self) -> list[int]:
         """Finds out whether one token alone may follow, which takes longer than the rest of `first_allowed`.

@@ -27,9 +27,11 @@ def prepare(job: Job, program: Program, load: LoadParams) -> Backend:
 
     Raises:
         CheckpointError: the weights cannot be loaded.
-        ConfigError: the job does not fit the machine, or kernels are requested that cannot run it.
+        ConfigError: the job does not fit the machine, or kernels are requested that cannot run it, or packed weights are
+            and native kernels do not compute.
     """
     if job.kernels == "triton" or (job.kernels == "auto" and job.on_gpus):
+        _refuse_packed(job, "Triton's")
         from .triton.prepare import prepare as prepare_triton
 
         return prepare_triton(job, program, load)
@@ -40,6 +42,15 @@ def prepare(job: Job, program: Program, load: LoadParams) -> Backend:
         if job.kernels == "native":
             raise ConfigError(f"The native kernels cannot run this model: {reason}. Use --kernels auto or aten.")
         _LOG.info("The ATen backend runs this model, not the native one: %s.", reason)
+    _refuse_packed(job, "torch's")
     from .aten.prepare import prepare as prepare_aten
 
     return prepare_aten(job, program, load)
+
+
+def _refuse_packed(job: Job, whose: str) -> None:
+    """Raises ConfigError if packed weights are asked for, which only native kernels read."""
+    if job.packed:
+        raise ConfigError(
+            f"--packed keeps the weights of native kernels, and {whose} compute this model: leave it out."
+        )

@@ -16,7 +16,6 @@ from ....core.progress import format_bytes
 from ....core.quantization import Grouping
 from ....model.config import ModelConfig
 from ....model.registry import decoder_spec
-from ..job import threads_per_rank
 from ..kernels.aten import sizes as aten
 from ..kernels.native import sizes as native
 from ..kernels.triton.reasons import why_not
@@ -147,7 +146,7 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
     longest = min(options.max_model_len or config.context_length, config.context_length)
     spec = decoder_spec(config)
     program = lower(spec, options.tp, 0, serving_slices(spec, options.tp, dtype))
-    threads = threads_per_rank(options.tp, options.threads)
+    threads = options.threads_per_rank
     _check_kernels(options)
     on_torch = options.kernels in ("aten", "triton") or on_gpus(options)
     sizes, cache = aten if on_torch else native, CacheShape(0, options.block_size, kv_dtype)

@@ -26,7 +26,7 @@ from ....model.stored_config import stored_config
 from ....text.tokenizer import Tokenizer
 from ....text.tokenizer_files import TOKENIZER_FILE, TextFiles, eos_token_ids_of
 from ..grammar.compiler import Grammars
-from ..job import Job, threads_per_rank
+from ..job import Job
 from ..options import EngineOptions
 from ..request.events import ModelInfo
 from ..request.sampling_params import MAX_TOP_LOGPROBS
@@ -130,7 +130,7 @@ class ModelSource:
             block_size=self.memory.block_size,
             max_batched_tokens=self.options.max_batched_tokens,
             tp=self.options.tp,
-            threads=threads_per_rank(self.options.tp, self.options.threads),
+            threads=self.options.threads_per_rank,
             fingerprint=self.checkpoint.folder.fingerprint,
             weight_dtype=self.memory.weight_dtype,
             num_twins=self.memory.num_twins,
@@ -140,6 +140,8 @@ class ModelSource:
             max_adapter_rank=self.memory.max_adapter_rank,
             max_running=self.options.max_running,
             max_model_len=self.memory.max_model_len,
+            numa=self.options.numa,
+            packed="" if self.options.packed is None else str(as_path(self.options.packed).absolute()),
         )
 
 

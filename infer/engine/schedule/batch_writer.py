@@ -135,7 +135,7 @@ class BatchWriter:
             num_rows = 1 + len(chunk.proposals) if chunk.is_last else 0
             length, num_new = chunk.length, len(output.tokens)
             spans.extend((slot.number, start, length, length - is_fed, num_new, num_rows, num_added, mask))
-            num_masks += is_masked
+            num_masks += num_rows if is_masked else 0
             if length == num_rows == 1 and slot.is_plain:
                 decoding.append((sample, slot))
         self._decoding = decoding if len(decoding) == len(chunks) and not (twins or forks or scored) else []

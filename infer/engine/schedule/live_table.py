@@ -114,7 +114,7 @@ class LiveTable:
         """
         with self._lock:
             if row.proposal is not None:
-                self._scheduler.accept(row.sample)
+                self._scheduler.accept(row.sample, row.source)
             self._scheduler.activity.new_token()
             try:
                 if row.request.add_token(row.sample, row.position, result, index):

@@ -13,15 +13,15 @@ import bisect
 import logging
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Final
 
 from .activity import Activity
 from .block_allocator import BlockAllocator
 from .block_manager import BlockManager
 from .fair_places import FairPlaces
-from .proposals import ProposalPolicy
-from .samples.sample import UNKNOWN, Sample, ScheduledChunk, Status
+from .proposing.proposals import ProposalPolicy
+from .proposing.step_proposals import StepProposals
+from .samples.sample import UNKNOWN, Sample, ScheduledChunk, Source, Status
 from .step_cost import StepBudget, StepCost, StepSize
 from .waiting.admission import Admission, Limits
 from .waiting.request_queue import RequestQueue
@@ -50,6 +50,7 @@ class Scheduler:
         self.queue = RequestQueue()
         self.activity = Activity()
         self._blocks = BlockManager(num_blocks, block_size, num_twins)
+        self._proposed = StepProposals(self.proposals, self._blocks, self.running)
         self._places = FairPlaces(limits, self._blocks, self.running, self.queue)
         self._admission = Admission(limits, self.cost, self._blocks, self.running, self.queue)
 
@@ -114,8 +115,7 @@ class Scheduler:
             if not length:
                 break  # the tokens before it, which are computed, make its first token cost more than there is room for
             chunks.append(ScheduledChunk(first, first.num_computed, length))
-        proposals = self.proposals.choose([chunk.sample for chunk in decoding], budget.num_reserved)
-        decoding = [self._with_proposals(each, proposals.get(each.sample, []), budget) for each in decoding]
+        decoding = self._proposed.beside(decoding, budget)
         self._places.charge(decoding, chunks)
         for chunk in (step := (*decoding, *chunks)):
             self._blocks.assign_twins(chunk.sample, chunk.start, chunk.start + chunk.length)
@@ -130,7 +130,8 @@ class Scheduler:
         if sample.status is not Status.RUNNING:
             return False
         sample.num_computed = chunk.stop
-        sample.output.num_proposed += len(chunk.proposals)
+        if chunk.source is not Source.CONSTRAINT:
+            sample.output.num_proposed += len(chunk.proposals)
         if chunk.start < sample.num_prompt:
             self._blocks.publish(sample)
             if sample.num_computed >= sample.num_prompt:
@@ -139,13 +140,13 @@ class Scheduler:
                     self._blocks.share_last(sample)
         return True
 
-    def accept(self, sample: Sample) -> None:
+    def accept(self, sample: Sample, source: Source = Source.TEXT) -> None:
         """Records that the first proposal after a sample's tokens came true, and that another token follows it.
 
         The sample runs: no step is chosen before the results of proposals, so none has preempted it.
         """
         sample.num_computed += 1
-        sample.output.num_accepted += 1
+        sample.output.num_accepted += source is not Source.CONSTRAINT
         sample.output.tokens.append(UNKNOWN)
 
     def finish(self, sample: Sample) -> None:
@@ -240,21 +241,6 @@ class Scheduler:
         if self.activity.num_preempted == num_preempted:
             return chunks
         return [chunk for chunk in chunks if chunk.sample.status is Status.RUNNING]
-
-    def _with_proposals(self, chunk: ScheduledChunk, proposals: list[int], budget: StepBudget) -> ScheduledChunk:
-        """Returns a decoding sample's chunk with proposals, as many as there are blocks and budget left for.
-
-        Blocks of proposals that do not come true stay with the sample, for the tokens that come instead.
-        """
-        if not proposals:
-            return chunk
-        most = min(len(proposals), self._blocks.room(chunk.sample, len(self.running)))
-        count = budget.rest(chunk.stop, most)
-        if count <= 0:
-            return chunk
-        budget.reserve(chunk.stop, count)
-        self._blocks.grow(chunk.sample, count)
-        return replace(chunk, length=chunk.length + count, proposals=tuple(proposals[:count]))
 
     def _admit(self, sample: Sample) -> bool:
         """Lets a waiting sample run, if there is a place and all of its known tokens fit; returns whether it does.

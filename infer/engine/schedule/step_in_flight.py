@@ -1,7 +1,7 @@
 """A step from its schedule to its results: the message to the workers and the rows of logits that come back."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,14 +13,14 @@ from ..step.sampler_output import SamplerOutput
 from ..step.sampling_rows import ScoredRow
 from .batch_writer import BatchWriter
 from .live_request import LiveRequest
-from .samples.sample import Sample, ScheduledChunk, Status
+from .samples.sample import Sample, ScheduledChunk, Source, Status
 
 
 @dataclass(frozen=True, slots=True)
 class WantedRow:
     """A row of logits of a step: it scores the token of `scored`, or chooses the sample's token at `position`.
 
-    If it chooses a token after a proposal, it counts only if the token before it is `proposal`.
+    If it chooses a token after a proposal, of `source`, it counts only if the token before it is `proposal`.
     """
 
     request: LiveRequest
@@ -28,15 +28,20 @@ class WantedRow:
     position: int
     scored: ScoredRow | None = None
     proposal: int | None = None
+    source: Source = Source.TEXT
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its sample has ended."""
+        return self.request.is_over or self.sample.status is Status.FINISHED
 
     @property
     def is_void(self) -> bool:
         """Whether its result is of no use: its sample has ended, or a proposal before it did not come true."""
         sample = self.sample
-        if self.request.is_over or sample.status is Status.FINISHED:
-            return True
-        return self.proposal is not None and (
-            sample.num_tokens != self.position or sample.output.tokens[-1] != self.proposal
+        return self.has_ended or (
+            self.proposal is not None
+            and (sample.num_tokens != self.position or sample.output.tokens[-1] != self.proposal)
         )
 
 
@@ -47,12 +52,10 @@ class Masks:
     Attributes:
         rows: the numbers of the rows: int32 [M].
         words: the masks: uint32 [M, W].
-        failed: the requests whose constraints cannot go on, with the reasons; their masks are void.
     """
 
     rows: Array
     words: Array
-    failed: Sequence[tuple[LiveRequest, TkError]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +67,14 @@ class StepInFlight:
         chunks: the chunks that it computes.
         rows: its rows of logits, in the order of its results.
         with_candidates: the numbers of the rows with candidates, among which a constraint chooses.
+        failed: why the constraints of rows cannot go on, by their numbers; their masks are void.
     """
 
     message: bytes
     chunks: Sequence[ScheduledChunk]
     rows: Sequence[WantedRow]
     with_candidates: Sequence[int] = ()
+    failed: dict[int, TkError] = field(default_factory=dict)
 
     @property
     def has_proposals(self) -> bool:
@@ -81,29 +86,25 @@ class StepInFlight:
 
         Rows with candidates get none; their constraints look ahead.
         """
+        matchers = self._matchers()
         for index in self.with_candidates:
-            if not self.rows[index].is_void:
-                _matcher(self.rows[index]).look_ahead()
-        rows = [
-            i
-            for i, row in enumerate(self.rows)
-            if row.scored is None and row.sample.output.matcher is not None and i not in self.with_candidates
-        ]
+            if not self.rows[index].has_ended:
+                matchers[index].look_ahead()
+        rows = [index for index in matchers if index not in self.with_candidates]
         return self.masks_of(rows) if rows else None
 
     def masks_of(self, rows: Sequence[int]) -> Masks:
         """Makes the masks of rows with constraints. One of an ended sample gets a mask of all tokens."""
-        masks: list[Array] = []
-        failed: list[tuple[LiveRequest, TkError]] = []
-        for row in (self.rows[index] for index in rows):
-            matcher = _matcher(row)
+        masks, matchers = list[Array](), self._matchers()
+        for index in rows:
+            matcher = matchers[index]
             mask = np.full(matcher.num_words, ALL_TOKENS)
-            if row.sample.status is not Status.FINISHED:
+            if not self.rows[index].has_ended:
                 matcher.write_mask(mask)
                 if (error := matcher.error) is not None:
-                    failed.append((row.request, error))
+                    self.failed[index] = error
             masks.append(mask)
-        return Masks(np.array(rows, np.int32), np.stack(masks), failed)
+        return Masks(np.array(rows, np.int32), np.stack(masks))
 
     def choose(self, result: SamplerOutput) -> tuple[Array, list[int]]:
         """Chooses the tokens of rows with candidates.
@@ -112,17 +113,33 @@ class StepInFlight:
             The tokens of all rows, int32 [R], and the rows none of whose candidates may follow: they need masks.
         """
         tokens, refused = result.token_ids.tolist(), list[int]()
-        finite, candidates = result.finite.tolist(), result.candidates.tolist()
+        finite, candidates, matchers = result.finite.tolist(), result.candidates.tolist(), self._matchers()
         for index in self.with_candidates:
             row = self.rows[index]
-            if row.is_void or not finite[index]:
+            if row.has_ended or not finite[index]:
                 continue
-            token = _matcher(row).first_allowed(candidates[index])
+            if row.proposal not in (None, tokens[index - 1]) and index - 1 not in refused:
+                continue  # the proposal did not come true
+            token = matchers[index].first_allowed(candidates[index])
             if token is None:
                 refused.append(index)
             else:
                 tokens[index] = token
         return np.array(tokens, np.int32), refused
+
+    def _matchers(self) -> dict[int, Matcher]:
+        """Returns the states in which constraints choose the tokens of rows, by the numbers of the rows.
+
+        All tokens before the step are known. A row after a proposal chooses as if it came true.
+        """
+        found = dict[int, Matcher]()
+        for index, row in enumerate(self.rows):
+            matcher = row.sample.output.matcher
+            if row.scored is None and matcher is not None:
+                if row.proposal is not None and not row.has_ended:
+                    matcher = found[index - 1].after(row.proposal)
+                found[index] = matcher
+        return found
 
 
 def prepare_step(planned: Sequence[tuple[ScheduledChunk, LiveRequest]], batch: BatchWriter) -> StepInFlight:
@@ -140,7 +157,7 @@ def prepare_step(planned: Sequence[tuple[ScheduledChunk, LiveRequest]], batch: B
         if chunk.is_last:
             rows.append(WantedRow(request, sample, sample.num_tokens))
             for i, proposal in enumerate(chunk.proposals, sample.num_tokens + 1):
-                rows.append(WantedRow(request, sample, i, proposal=proposal))
+                rows.append(WantedRow(request, sample, i, proposal=proposal, source=chunk.source))
         first += chunk.length
     chunks = [chunk for chunk, _ in planned]
     keeps_logits = len(rows) <= MAX_HEAD_ROWS  # until all tokens are chosen
@@ -148,8 +165,3 @@ def prepare_step(planned: Sequence[tuple[ScheduledChunk, LiveRequest]], batch: B
         i for i, row in enumerate(rows) if keeps_logits and row.scored is None and row.sample.output.has_candidates
     ]
     return StepInFlight(batch.write(chunks, scored, keeps_logits).encode(), chunks, rows, with_candidates)
-
-
-def _matcher(row: WantedRow) -> Matcher:
-    assert row.sample.output.matcher is not None, "its sample has a constraint"
-    return row.sample.output.matcher

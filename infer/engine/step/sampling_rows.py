@@ -183,7 +183,7 @@ class SampledRows:
         slot: the slot of each row.
         token: the row's token among the step's packed tokens.
         number: the number of the new token that it samples.
-        mask: the number of its mask, or NO_MASK, as it is behind proposals.
+        mask: the number of its mask, NO_MASK or WITH_CANDIDATES.
         num_proposals: how many proposals stand between the slot's last token and the row's new one.
     """
 
@@ -198,7 +198,8 @@ class SampledRows:
         """Returns the rows of spans.
 
         Args:
-            first_rows: slot, token, number and mask of the first row of each span: int32 [4, S].
+            first_rows: slot, token, number and mask of the first row of each span: int32 [4, S]. Masks of a span's
+                rows have consecutive numbers.
             num_rows: the number of rows of each: int32 [S].
         """
         spans = np.flatnonzero(num_rows)
@@ -209,6 +210,7 @@ class SampledRows:
         first = np.cumsum(num_rows, dtype=np.int32) - num_rows
         within = np.arange(int(num_rows.sum()), dtype=np.int32) - np.repeat(first, num_rows)
         slot, token, number, mask = np.repeat(first_rows, num_rows, axis=1)
+        mask = np.where(mask >= 0, mask + within, mask)  # each row has one of its own
         return SampledRows(slot, token + within, number + within, mask, within)
 
     def come_true(self, sampled: Array, given: Array) -> Array:

@@ -40,7 +40,7 @@ class WorkerProcesses:
         self._arguments = tp, threads, module
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: Future[list[tuple[socket.socket, socket.socket]]] = Future()
-        self._over = threading.Event()
+        self._closing, self._over = threading.Event(), threading.Event()
         arguments = (module, tp, worker_environment(threads))
         self._thread = threading.Thread(target=self._run, args=arguments, name="tk-workers", daemon=True)
         self._thread.start()
@@ -80,7 +80,8 @@ class WorkerProcesses:
 
     def close(self, kill: bool = True) -> None:
         """Ends all processes: at once if `kill`, else after a time to end by themselves; a second call does nothing."""
-        failed = self._connections.exception() is not None  # waits for their start
+        self._closing.set()
+        failed = self._connections.exception() is not None  # waits for the start of one at most
         if kill:
             self.kill()  # before their connections close, or they would report the loss on stderr
         for connection in () if failed else itertools.chain.from_iterable(self._connections.result()):
@@ -103,7 +104,10 @@ class WorkerProcesses:
 
     def _run(self, module: str, tp: int, environment: dict[str, str]) -> None:
         try:
-            self._connections.set_result([self._start(module, environment) for _ in range(tp)])
+            connections: list[tuple[socket.socket, socket.socket]] = []
+            while len(connections) < tp and not self._closing.is_set():
+                connections.append(self._start(module, environment))
+            self._connections.set_result(connections)
         except Exception as error:  # the thread's boundary: `connections` raises it
             self._connections.set_exception(error)
         self._over.wait()

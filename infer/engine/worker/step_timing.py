@@ -14,7 +14,7 @@ from ..planning.memory_plan import MemoryPlan
 from ..request.request import Request
 from ..request.sampling_params import SamplingParams
 from ..schedule.batch_writer import BatchWriter
-from ..schedule.proposals import RowCost
+from ..schedule.proposing.proposals import RowCost
 from ..schedule.samples.block_table import BlockTable
 from ..schedule.samples.sample import Output, Sample, ScheduledChunk
 from ..schedule.scheduler import Scheduler

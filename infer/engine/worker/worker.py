@@ -4,11 +4,13 @@ The worker loads its part of the model, reports that it is ready, and carries ou
 about requests is the content of the cache and the slots of the persistent batch.
 """
 
+import os
 import socket
 import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -20,6 +22,7 @@ from ....core.console_log import quieter, show_log
 from ....core.defects import known_or_defect
 from ....core.dtypes import by_name
 from ....core.errors import CheckpointError, TkError, WorkerDied
+from ....core.numa import node_of_rank, numa_nodes
 from ....model.registry import decoder_spec
 from ....model.stored_config import stored_config
 from ..job import Job
@@ -49,6 +52,7 @@ def load(job: Job) -> Backend:
             f"{checkpoint.path} was replaced or changed after the engine opened it, so its workers would serve another "
             "model under the old one's name. Start the command again."
         )
+    job = replace(job, fingerprint=checkpoint.folder.fingerprint)
     spec = decoder_spec(stored_config(checkpoint))
     program = lower(spec, job.tp, job.rank, serving_slices(spec, job.tp, job.dtype))
     wide = {*groupings(program, job.weight_dtype), *program.wide}
@@ -91,6 +95,8 @@ def _serve(
     job = Job(**start.values)
     if job.log:  # of what every rank does alike, one shows the progress
         show_log(quieter(job.log) if job.rank else job.log)
+    if job.numa:  # before the first thread that computes or loads, which inherits it
+        os.sched_setaffinity(0, node_of_rank(numa_nodes(), job.rank, job.tp))
     backend = prepare_backend(job)
     ready = {"kernels": backend.kernels, "kv_bytes": backend.kv_bytes, "samples": backend.samples}
     send(connection, Frame("ready", ready))

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Final
 
 from ....core.errors import ConfigError
+from ....core.given_files import read_given_text
 from ..errors import RoleMissing, Unauthenticated
 
 GENERATE: Final = "generate"
@@ -71,7 +72,7 @@ def line_of(digest: str, caller: Caller) -> str:
 def read_text(path: Path) -> str:
     """Returns the content of a file of tokens; raises ConfigError if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_given_text(path)
     except FileNotFoundError as error:
         raise ConfigError(
             f"Cannot read the tokens in {path}: the file does not exist. `tk token NAME --tokens {path}` makes it."

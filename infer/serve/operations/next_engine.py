@@ -7,7 +7,6 @@ from typing import Final
 
 from ....core.errors import ConfigError
 from ...engine.engine import Engine
-from ...engine.job import threads_per_rank
 from ...engine.planning.model_source import open_beside
 from ...engine.worker.processes import WorkerProcesses
 
@@ -36,5 +35,5 @@ def begin_beside(running: Engine, checkpoint: Path) -> Engine | None:
         return None
     _LOG.info("loading step %d\n%s", source.info.step, source.memory.table_beside(running.source.memory))
     options = source.options
-    processes = WorkerProcesses(options.tp, threads_per_rank(options.tp, options.threads))
+    processes = WorkerProcesses(options.tp, options.threads_per_rank)
     return Engine(source, processes)

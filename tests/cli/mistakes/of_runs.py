@@ -174,6 +174,23 @@ OF_RUNS: Final[dict[str, Mistake]] = {
         "allow more, or make the model",
         "needs-memory",
     ),
+    "a card that is not listed": Mistake(
+        "plan train.toml --gpu H1000",
+        2,
+        "is no known card",
+        "--gpu",
+        r"capability, as in 9\.0, or one of",
+        "is-no-known-card",
+    ),
+    "more ranks than GPUs": Mistake(
+        "train train.toml --set parallel.dp=3 --set train.global_batch_size=6",
+        2,
+        "3 ranks start on this machine",
+        "CUDA_VISIBLE_DEVICES and the driver leave them 2 GPUs",
+        "a layout of fewer ranks, more machines, or CUDA_VISIBLE_DEVICES= ",
+        "ranks-start-on-this-machine",
+        changed=("tk.train.launch.gpus.count_gpus", lambda: 2),
+    ),
     "a size with a space": Mistake(
         "plan train.toml --fit '24 gigs'", 2, "is not a size", "--fit", "512MiB, 2GiB", "is-not-a-size"
     ),

@@ -63,7 +63,7 @@ def test_losses_and_gradients_are_those_of_one_backward_over_all_rows(schedule: 
     expected = losses(passes) * 0.125
     wanted = torch.autograd.grad(expected, [parameter for bucket in buckets for parameter in bucket.parameters])
     passes.engine.begin_step()
-    found = passes.train(BATCH, 0.125)
+    found = passes.train(passes.pack(BATCH), 0.125)
     passes.engine.finish_backward()
     torch.testing.assert_close(found.float(), expected.detach())
     grads = [view for bucket in buckets for view in bucket.views(bucket.sum.read(0, bucket.plan.size))]
@@ -75,7 +75,7 @@ def test_an_evaluation_has_the_plain_loss_and_leaves_gradients_alone() -> None:
     passes = make_passes()
     passes.engine.begin_step()
     with torch.no_grad():
-        found = passes.evaluate(BATCH)
+        found = passes.evaluate(passes.pack(BATCH))
     torch.testing.assert_close(found.float(), losses(passes).detach())
     assert float(passes.engine.finish_backward()) == 0
 
@@ -101,7 +101,7 @@ def test_the_engine_learns_where_passes_begin_and_end(
     monkeypatch.setattr(passes.engine, "begin_backward", begin_backward)
     monkeypatch.setattr(passes.engine, "end_pass", lambda stage: calls.append("end pass"))
     monkeypatch.setattr(passes.engine, "gradients_arrived", gradients_arrived)
-    passes.train(BATCH[:2], 1.0)
+    passes.train(passes.pack(BATCH[:2]), 1.0)
     first, second, third, fourth = expected
     assert calls == ["end pass", first, "end pass", second, "end pass", third, "end pass", fourth]
 
@@ -109,17 +109,17 @@ def test_the_engine_learns_where_passes_begin_and_end(
 def test_phases_name_each_action() -> None:
     phases: list[str] = []
     passes = make_passes(on_phase=phases.append)
-    passes.train(BATCH[:2], 1.0)
+    passes.train(passes.pack(BATCH[:2]), 1.0)
     assert phases == [f"{kind} stage 0 micro-batch {number}" for number in range(2) for kind in ("forward", "backward")]
 
 
 def test_the_balance_of_experts_is_that_of_the_newest_step() -> None:
     passes = make_passes(architecture="mixtral", num_local_experts=4, router_aux_loss_coef=0.1)
     passes.engine.begin_step()
-    passes.train(BATCH, 1.0)
+    passes.train(passes.pack(BATCH), 1.0)
     first = float(passes.balance_loss())
     passes.engine.begin_step()
-    passes.train(BATCH, 1.0)
+    passes.train(passes.pack(BATCH), 1.0)
     assert float(passes.balance_loss()) == first, "and not the sum of both"
     assert 6 * 2 <= first * 1.2 < 6 * 4 * 1.2, "6 sequences; 2 if balanced over top_k = 2, at most the 4 experts"
     assert make_passes().balance_loss() == passes.z_loss() == 0

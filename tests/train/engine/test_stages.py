@@ -21,10 +21,10 @@ from tk.tests.train.engine.small_decoders import (
     micro_batch,
 )
 from tk.train.engine.attention import causal_attention
+from tk.train.engine.row_packer import RowPacker
 from tk.train.engine.stages import StagePass, gathered_units
 from tk.train.zero.flat_buffers import FlatBuffers
 from tk.train.zero.states.open_states import StatePlaces
-from tk.train.zero.states.pinned_copies import PinnedCopies
 
 
 def filled(layout: Layout, pp: int = 0, **changes: object) -> tuple[tuple[Decoder, ...], FlatBuffers]:
@@ -76,8 +76,8 @@ def test_the_loss_is_a_sum_over_targets_that_count_times_the_factor() -> None:
     (decoder,), _ = filled(Layout())
     batch = micro_batch(1)
     batch.targets[0, 2:5] = IGNORED
-    stage = StagePass(decoder, CPU, PinnedCopies())
-    stage.micro_batches, stage.loss_factor = [micro_batch(0), batch], 0.25
+    stage = StagePass(decoder, CPU)
+    stage.micro_batches, stage.loss_factor = RowPacker([decoder], CPU).pack([micro_batch(0), batch]), 0.25
     positions = torch.arange(LENGTH).expand(2, LENGTH)
     logits = decoder.logits(decoder(torch.from_numpy(batch.inputs), positions, causal_attention))
     summed = F.cross_entropy(logits.flatten(0, 1), torch.from_numpy(batch.targets).flatten(), reduction="sum")
@@ -93,8 +93,8 @@ def test_stages_one_after_another_give_the_loss_of_the_whole_model() -> None:
     for decoders in ([whole], [first, second]):
         x = None
         for decoder in decoders:
-            stage = StagePass(decoder, CPU, PinnedCopies())
-            stage.micro_batches, stage.loss_factor = [micro_batch(0)], 1.0
+            stage = StagePass(decoder, CPU)
+            stage.micro_batches, stage.loss_factor = RowPacker([decoder], CPU).pack([micro_batch(0)]), 1.0
             x = stage.forward(0, x)
             assert decoder.stage.last or x.shape == (2, LENGTH, HIDDEN)
         losses.append(x)
@@ -107,8 +107,9 @@ def test_rows_that_fill_up_a_batch_do_not_count_in_the_balance_of_experts() -> N
     batch.targets[1] = IGNORED
     other = replace(batch, inputs=batch.inputs.copy())
     other.inputs[1] = np.arange(LENGTH)
-    stage = StagePass(decoder, CPU, PinnedCopies())
-    stage.micro_batches, stage.balance_weight = [batch, other, micro_batch(0)], 0.1
+    stage = StagePass(decoder, CPU)
+    stage.micro_batches = RowPacker([decoder], CPU).pack([batch, other, micro_batch(0)])
+    stage.balance_weight = 0.1
     for number in range(3):
         stage.forward(number, None)
     real, again, both = (float(balance.total()) for balance in stage.balances)

@@ -12,11 +12,11 @@ import torch
 from tk.checkpoint.run.run_folder import RunFolder
 from tk.core.config import parse
 from tk.core.errors import ConfigError
-from tk.data.batches import MicroBatch
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.train.config.train_config import TrainConfig
 from tk.train.engine.lr_schedule import learning_rate
+from tk.train.engine.row_packer import PackedRows
 from tk.train.health.heartbeat import Heartbeat
 from tk.train.health.stop import StopRequest
 from tk.train.run.trainer import Trainer
@@ -74,18 +74,18 @@ def test_a_step_takes_the_next_rows_and_counts_them(
     make: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make(train={"global_batch_size": 5})
-    taken: list[MicroBatch] = []
+    taken: list[PackedRows] = []
     train = trainer.pipeline.train
 
-    def record(micro_batches: Sequence[MicroBatch], scale: float) -> torch.Tensor:
+    def record(micro_batches: Sequence[PackedRows], scale: float) -> torch.Tensor:
         taken.extend(micro_batches)
         return train(micro_batches, scale)
 
     monkeypatch.setattr(trainer.pipeline, "train", record)
     results = [trainer.step() for _ in range(2)]
-    rows = np.concatenate([micro.inputs for micro in taken])
+    rows = np.concatenate([micro.on(trainer.device)["inputs"].numpy() for micro in taken])
     expected = [trainer.inputs.train.row(number).inputs for number in range(10)]
-    assert [len(micro.inputs) for micro in taken] == [2, 2, 2] * 2, "the last row of a step is padding"
+    assert [micro.shape[0] for micro in taken] == [2, 2, 2] * 2, "the last row of a step is padding"
     assert np.array_equal(rows[[0, 1, 2, 3, 4, 6, 7, 8, 9, 10]], expected)
     assert [result.num_tokens for result in results] == [5 * 24] * 2
     assert trainer.state == TrainState(step=2, tokens=2 * 5 * 24, samples=10)

@@ -1,6 +1,8 @@
 """A step on a GPU, as far as a machine without one can tell: where the host waits for the GPU, and where not."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from tk.tests.pretend_gpu import GPU, pretend_gpu
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.tests.train.run_training import make_trainer
+from tk.train.run.trainer import Trainer
 from tk.train.zero import adamw_rule
 
 EXPERTS = {"architecture": "qwen3_moe", "num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.01}
@@ -45,18 +48,32 @@ TWO = ["train/run/trainer.py _count_tokens: reads __int__", "train/engine/optimi
 EXCHANGE = ("model/experts/spreads.py sums: ", "model/experts/spreads.py _round: ", "parallel/row_groups.py of: ")
 
 
-def waits_of_a_step(config: dict[str, Any]) -> list[str]:
-    """Trains two steps on this rank; returns what the host waited for in the second."""
+@contextmanager
+def gpu_and_trainer(config: dict[str, Any]) -> Iterator[tuple[Any, Trainer]]:
+    """A pretended GPU, with CUDA's choices, and a trainer on it."""
     with pytest.MonkeyPatch.context() as patch, pretend_gpu() as gpu, sdpa_kernel(SDPBackend.MATH):
         patch.setattr(products, "_WITHOUT_KERNELS", frozenset())
         patch.setattr(wide_sums, "_torch_sums_in_fp32", lambda weight: True)
         patch.setattr(adamw_rule, "native_adamw", lambda: None)
         patch.setattr(grouped_products, "_has_kernel", lambda device, dtype: True)
-        trainer = make_trainer(config, device=GPU)
+        yield gpu, make_trainer(config, device=GPU)
+
+
+def waits_of_a_step(config: dict[str, Any]) -> list[str]:
+    """Trains two steps on this rank; returns what the host waited for in the second."""
+    with gpu_and_trainer(config) as (gpu, trainer):
         trainer.step()
         before = len(gpu.waits)
         trainer.step()
-        return gpu.waits[before:]
+        return gpu.waits[before:]  # type: ignore[no-any-return]
+
+
+def copies_of_a_step(config: dict[str, Any]) -> tuple[int, list[str]]:
+    """Trains a step on this rank; returns the number of copies from the host, and who made scalars of the update."""
+    with gpu_and_trainer(config) as (gpu, trainer):
+        copies, scalars = gpu.num_copies, len(gpu.scalars)
+        trainer.step()
+        return gpu.num_copies - copies, [each for each in gpu.scalars[scalars:] if "train/zero" in each]
 
 
 def sections_of(name: str) -> dict[str, Any]:
@@ -73,6 +90,15 @@ def test_the_host_waits_twice_in_a_step(rank_pool: RankPool, configure: Configur
     ranks = math.prod(parallel.get(axis, 1) for axis in ("tp", "pp", "cp", "dp"))
     for waits in rank_pool.run(waits_of_a_step, ranks, config=configure(**sections)):
         assert waits == TWO
+
+
+@pytest.mark.parametrize("states", ["fp32", "bf16"])
+def test_a_step_copies_each_micro_batch_once_and_makes_two_scalars_at_most(configure: Configure, states: str) -> None:
+    sections = {"optimizer": {"states": states, "grad_clip": 0.01}, "precision": {"params": "bf16"}}
+    config = configure(train={"steps": 3}, zero={"bucket_size": 900}, **sections)
+    copies, scalars = copies_of_a_step(config)
+    assert copies == 3, "the number of micro-batches"
+    assert 1 <= len(scalars) <= 2, "there are more buckets"
 
 
 @pytest.mark.matrix

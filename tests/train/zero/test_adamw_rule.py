@@ -6,6 +6,7 @@ import platform
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -25,7 +26,7 @@ from tk.tests.core.layouts import layouts, tables
 from tk.tests.example_counts import examples
 from tk.tests.rank_pool import RankPool
 from tk.train.zero import adamw_rule
-from tk.train.zero.adamw_rule import AdamWFactors, AdamWRule, AdamWStreams, NativeRule, torch_rule
+from tk.train.zero.adamw_rule import AdamWFactors, AdamWRule, AdamWStreams, NativeRule, TorchRule
 from tk.train.zero.element_index import ElementIndex, RandomBits
 from tk.train.zero.native_adamw import SOURCE, AdamWUpdate, NativeAdamW, native_adamw
 from tk.train.zero.random_rounding import round_randomly
@@ -34,6 +35,7 @@ ABLE = ("base", *read_cpu().instruction_sets)
 UNITS = [unit.name for unit in SOURCE.units_for(platform.machine()) if unit.name in ABLE]
 FACTORS = AdamWFactors(7, 1e-3, (0.9, 0.95), 1e-8, 0.1, 0.37)
 ODD = (0.0, -0.0, 1e-42, -1e-30, 3e38, -3e38, float("inf"), float("-inf"), float("nan"))
+TORCH = TorchRule(torch.device("cpu"))
 SLOTS = ("master", "exp_avg", "exp_avg_sq", "grad")
 ROWS = RandomBits(0, "one", ElementIndex(2**32 - 1500, 170, 1000, 33))  # short, and across the border of 2^32
 
@@ -131,7 +133,7 @@ def test_one_update_is_torchs_but_for_units_in_the_last_place(unit: str, step: i
     factors = AdamWFactors(step, 1e-2, (0.9, 0.999), 1e-8, 0.1, 0.37)
     before, found, expected = streams(100_003), streams(100_003), streams(100_003)
     NativeRule(native(unit))(found, factors)
-    torch_rule(expected, factors)
+    TORCH(expected, factors)
     average = torch.maximum(before.exp_avg.abs(), before.grad.abs())
     root = (expected.exp_avg_sq / (1 - 0.999**step)).sqrt() + factors.eps
     change = factors.lr / (1 - 0.9**step) * average / root
@@ -162,8 +164,8 @@ def test_masters_are_rounded_as_torch_rounds_them(dtype: torch.dtype | None) -> 
 def test_bf16_states_are_rounded_as_torch_rounds_them(unit: str) -> None:
     """With betas of 0 a new moment is the gradient, and its square, both known in fp32."""
     count, factors = 4097, replace(FACTORS, betas=(0.0, 0.0), grad_scale=1.0)
-    for rule in (NativeRule(native(unit)), torch_rule):
-        found = narrow(streams(count, odd=rule is not torch_rule))  # 0 + (inf - 0) is NaN in torch's kernel
+    for rule in (NativeRule(native(unit)), TORCH):
+        found = narrow(streams(count, odd=rule is not TORCH))  # 0 + (inf - 0) is NaN in torch's kernel
         found.exp_avg.zero_()
         rule(found, factors)
         square = round_randomly(found.grad * found.grad, ROWS, factors.step)
@@ -177,7 +179,7 @@ def test_bf16_states_are_rounded_as_torch_rounds_them(unit: str) -> None:
 def test_one_update_of_bf16_states_is_torchs_but_for_a_bf16_unit(unit: str) -> None:
     found, expected = narrow(streams(100_003)), narrow(streams(100_003))
     NativeRule(native(unit))(found, FACTORS)
-    torch_rule(expected, FACTORS)
+    TORCH(expected, FACTORS)
     torch.testing.assert_close(found.master, expected.master, rtol=1e-5, atol=1e-9)
     for slot in ("exp_avg", "exp_avg_sq"):
         ours, theirs = (getattr(each, slot).view(torch.int16).int() for each in (found, expected))
@@ -185,11 +187,25 @@ def test_one_update_of_bf16_states_is_torchs_but_for_a_bf16_unit(unit: str) -> N
         assert (ours == theirs).double().mean() > 0.999, slot
 
 
+def test_torchs_rule_is_the_fused_optimizer_of_torch() -> None:
+    found = streams(4097)
+    parameter = torch.nn.Parameter(found.master.clone())
+    rates: dict[str, Any] = {"lr": FACTORS.lr, "betas": FACTORS.betas, "eps": FACTORS.eps}
+    optimizer = torch.optim.AdamW([parameter], fused=True, weight_decay=FACTORS.weight_decay, **rates)
+    for moment in (found.exp_avg, found.exp_avg_sq):
+        moment.zero_()
+    for step in range(1, 4):
+        parameter.grad = found.grad * step
+        optimizer.step()
+        TORCH(replace(found, grad=found.grad * step), replace(FACTORS, step=step, grad_scale=1.0))
+    assert torch.equal(found.master, parameter)
+
+
 def test_torchs_rule_cuts_long_runs_into_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     expected, found = narrow(streams(3000)), narrow(streams(3000))
-    torch_rule(expected, FACTORS)
+    TORCH(expected, FACTORS)
     monkeypatch.setattr(adamw_rule, "_CHUNK", 700)
-    torch_rule(found, FACTORS)
+    TORCH(found, FACTORS)
     assert_same_bits(found, expected)
 
 
@@ -284,7 +300,7 @@ def chosen_rule(lacking: list[int]) -> tuple[str, list[str]]:
     with patch.object(adamw_rule, "native_adamw", lambda: found):
         rule = adamw_rule.adamw_rule(torch.device("cpu"), world)
     log.removeHandler(said)
-    return "torch" if rule is torch_rule else type(rule).__name__, said.lines
+    return "torch" if isinstance(rule, TorchRule) else type(rule).__name__, said.lines
 
 
 @pytest.mark.parametrize(("lacking", "named"), [([], None), ([2], 2), ([0, 1, 2], 0)])

@@ -12,9 +12,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 from tk.core.errors import TkError
+from tk.parallel.streams import copy_between
 from tk.train.zero import saved_activations
 from tk.train.zero.saved_activations import LEAST, SavedActivations
-from tk.train.zero.states.host_transfer import copy_between
 
 CPU = torch.device("cpu")
 SIZE = 64 * 64 * 4  # bytes of one tensor below

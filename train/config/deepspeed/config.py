@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ....core.errors import ConfigError
+from ....core.given_files import read_given_text
 from .keys import DIRECT, FIXED, NEEDLESS, NOTED, REFUSED_SECTIONS, RULED, WITHOUT_SWITCH
 from .offload import offload
 from .rules import Given, Setting, batch, defaults, direct, optimizer, precision, scheduler
@@ -37,7 +38,7 @@ def read_deepspeed(path: Path) -> dict[str, Any]:
         ConfigError: it cannot be read or is not a JSON object.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_given_text(path))
     except OSError as error:
         raise ConfigError(f"Cannot read {path}: {error.strerror}.") from error
     except ValueError as error:

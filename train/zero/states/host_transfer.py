@@ -2,17 +2,8 @@
 
 import torch
 
+from ....parallel.streams import copy_between
 from .buffer import PageBuffer
-
-
-def copy_between(source: torch.Tensor, target: torch.Tensor, device: torch.device) -> None:
-    """Copies values between `device` and the host; returns once both may be read and written again.
-
-    The device converts dtypes: a copy of torch's that waits would convert on the host, in memory that is not pinned.
-    """
-    target.copy_(source, non_blocking=True)
-    if device.type != "cpu":
-        torch.cuda.current_stream(device).synchronize()
 
 
 class HostTransfer:

@@ -6,8 +6,8 @@ from typing import Final
 
 import torch
 
+from ....parallel.streams import copy_between
 from .buffer import PageBuffer
-from .host_transfer import copy_between
 
 STAGE_BYTES: Final = 2**22  # as many at once as make a copy worth its start
 

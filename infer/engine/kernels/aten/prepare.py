@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from .....core import dtypes
 from .....core.errors import ConfigError
 from .....core.progress import format_bytes
 from .....model.peers import peers
+from .....parallel.gpu_start import join_group, take_gpu
 from .....parallel.mesh import ALONE, Group, join_world
 from ...job import Job
 from ...program.lower import Program
@@ -82,16 +82,13 @@ def _device(job: Job) -> torch.device:
             f"NVIDIA's driver has a GPU for each of {job.tp} ranks, but torch {torch.__version__} cannot use them; "
             "`tk doctor` says more. Mend that, or set CUDA_VISIBLE_DEVICES= (empty) to compute on the CPU."
         )
-    device = torch.device("cuda", job.rank)
-    torch.cuda.set_device(device)
-    return device
+    return take_gpu(job.rank)
 
 
 def _join(job: Job, device: torch.device) -> Group:
     if job.tp == 1:
         return ALONE
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=f"file://{job.store}", rank=job.rank, world_size=job.tp)
+    join_group(device, init_method=f"file://{job.store}", rank=job.rank, world_size=job.tp)
     return join_world()
 
 

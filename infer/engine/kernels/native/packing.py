@@ -70,29 +70,34 @@ class PackedWeights:
     """A rank's weights, which `take` receives one by one.
 
     Attributes:
-        matrices: the packed parameters; a bias is set where an operation has one.
+        memory: the bytes of the packed parameters; those of a file make weights that have been packed before.
         vectors: norms, biases and the gates of sums in fp32.
         tables: the embeddings that are read by row and are neither quantized nor the head, in the weights' dtype.
         key_factors: those of each layer (see `KeyEqualizer.factors`); {} for a cache whose keys are not equalized.
+        matrices: the packed parameters, which point to `memory`; a bias is set where an operation has one.
     """
 
     program: Program
     dtype: DType
     kernels: Kernels
     weight_dtype: str = "auto"
-    matrices: dict[str, PackedMatrix] = field(default_factory=dict)
+    memory: dict[str, Array] = field(default_factory=dict)
     vectors: dict[str, Array] = field(default_factory=dict)
     tables: dict[str, Array] = field(default_factory=dict)
     key_factors: dict[int, Array] = field(default_factory=dict)
-    _memory: list[Array] = field(default_factory=list)
+    matrices: dict[str, PackedMatrix] = field(init=False)
 
     def __post_init__(self) -> None:
         self._stacks = dict(stacks(self.program, self.weight_dtype))
         self._gates = {each.gate for each in self.program.operations if isinstance(each, Reduce)}
+        self.matrices = {
+            name: packed_matrix(self.kernels, self._stacks[name], memory, self.dtype)
+            for name, memory in self.memory.items()
+        }
         shape = format_of(self.dtype), _column_step(self.kernels, self.dtype)
         sizes = (each.count * each.matrix_bytes(*shape) for each in self._stacks.values())
         total = sum(round_up(size, CACHE_LINE) for size in sizes)
-        self._allocate = Arena(total).take if total >= LARGE_PAGE else aligned
+        self._allocate = Arena(total).take if total >= LARGE_PAGE and not self.memory else aligned
 
     def take(self, param: LocalParam, values: Array) -> None:
         """Packs or keeps a parameter."""
@@ -102,8 +107,7 @@ class PackedWeights:
         elif param.name in self._stacks:
             stack = self._stacks[param.name]
             packed, memory = pack(self.kernels, stack, values, self.dtype, self._allocate)
-            self.matrices[param.name] = packed
-            self._memory.append(memory)
+            self.matrices[param.name], self.memory[param.name] = packed, memory
         else:
             self.tables[param.name] = np.array(values)
 
@@ -144,6 +148,12 @@ def pack(
             headers = _headers(found)
             kernels.pack_codes(byref(packed), found.codes.ctypes.data, headers.ctypes.data)
     return _matrix(memory, stack, format_, panel_bytes), memory
+
+
+def packed_matrix(kernels: Kernels, stack: Stack, memory: Array, dtype: DType) -> PackedMatrix:
+    """Returns the structure, without a bias, of a parameter that `pack` has written into `memory`."""
+    format_ = format_of(dtype) if stack.grouping is None else _CODES[stack.grouping.bits]
+    return _matrix(memory, stack, format_, stack.panel_bytes(format_, _column_step(kernels, dtype)))
 
 
 def _column_step(kernels: Kernels, dtype: DType) -> int:

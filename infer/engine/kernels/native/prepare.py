@@ -17,6 +17,7 @@ from .binding.library import BF16_SETS, Kernels, instruction_sets, load_kernels
 from .binding.structures import MAX_GROUPS, MAX_RANKS, PANEL
 from .link import FileGather
 from .model_runner import NativeRunner
+from .packed.shared_weights import shared_weights
 from .packing import PackedWeights
 from .self_check import why_not as why_not_serve
 
@@ -48,13 +49,19 @@ def prepare(job: Job, program: Program, load: LoadParams) -> NativeRunner:
 
     Raises:
         CheckpointError: the weights cannot be loaded.
-        ConfigError: the job demands an instruction set that this machine cannot run.
+        ConfigError: the job demands an instruction set that this machine cannot run, or its folder of packed weights
+            cannot be used.
     """
     kernels = _kernels(job.instruction_set, job.dtype)
-    weights = PackedWeights(program, by_name(job.dtype), kernels, job.weight_dtype)
     peers = Peers(job.rank, job.tp, FileGather(job.store, job.rank, job.tp)) if job.tp > 1 else ALONE
-    with freed_memory_returned():
-        weights.key_factors = load_weights(job, program, load, weights.take, peers, job.threads)
+
+    def pack() -> PackedWeights:
+        weights = PackedWeights(program, by_name(job.dtype), kernels, job.weight_dtype)
+        with freed_memory_returned():
+            weights.key_factors = load_weights(job, program, load, weights.take, peers, job.threads)
+        return weights
+
+    weights = shared_weights(job, program, kernels, peers, pack) if job.packed else pack()
     adapters = job.adapter_slots, job.max_adapter_rank
     cache = CacheShape(job.num_blocks, job.block_size, job.kv_dtype, job.num_twins)
     return NativeRunner(program, weights, cache, job.max_batched_tokens, job.threads, peers, adapters)

@@ -18,7 +18,6 @@ from .run.assembly import assemble
 from .run.graphs import CudaGraphs, Recorder, RepeatedRuns
 from .self_check import LONGEST, why_not_serve
 
-OLDEST_CARD: Final = (8, 0)  # compute capability: older ones have no bf16
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -50,9 +49,6 @@ def prepare(job: Job, program: Program, load: LoadParams) -> Backend:
 def _checked(job: Job, loaded: LoadedRank, aten: Backend) -> tuple[Backend, str]:
     """Returns Triton's backend and the reason why it cannot serve, "" if it can."""
     device = loaded.cache.device
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < OLDEST_CARD:
-        found, oldest = (".".join(map(str, each)) for each in (torch.cuda.get_device_capability(device), OLDEST_CARD))
-        return aten, f"{device} has compute capability {found}, less than {oldest}"
     recorder: Recorder = CudaGraphs() if device.type == "cuda" else RepeatedRuns()
     made = assemble(job, loaded, TritonKernels, recorder)
     if job.num_blocks < ceil_div(LONGEST, job.block_size):

@@ -5,10 +5,11 @@ import os
 from importlib.util import find_spec
 from typing import Final
 
-from .....core.cuda import count_gpus
+from .....core.cuda import count_gpus, read_gpus
 from ...options import EngineOptions
 
 OLDEST: Final = (3, 6)  # release of Triton: older ones take no named tuples as arguments
+OLDEST_CARD: Final = (8, 0)  # compute capability: older ones have no bf16
 INTERPRETER: Final = "TRITON_INTERPRET"
 
 
@@ -34,7 +35,7 @@ def why_not_here() -> str:
         return "Triton is not installed, which comes with torch for CUDA on Linux"
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if len(numbers) == len(OLDEST) and numbers < OLDEST:
-        return f"Triton {version} is older than {'.'.join(map(str, OLDEST))}"
+        return f"Triton {version} is older than {_dotted(OLDEST)}"
     return ""
 
 
@@ -47,4 +48,11 @@ def why_not(options: EngineOptions) -> str:
         return reason
     if count_gpus() < options.tp:
         return f"this machine has {count_gpus()} GPUs for {options.tp} ranks"
+    for gpu in read_gpus()[: options.tp]:
+        if gpu.capability < OLDEST_CARD:
+            return f"{gpu.name} has compute capability {_dotted(gpu.capability)}, less than {_dotted(OLDEST_CARD)}"
     return ""
+
+
+def _dotted(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))

@@ -13,6 +13,13 @@ from .proposer import Proposer
 UNKNOWN: Final = -1  # a token that the worker has sampled, or will have before this token's step
 
 
+class Source(enum.Enum):
+    """Where proposals come from: the text of the sample, or its constraint, which allows no other token."""
+
+    TEXT = "text"
+    CONSTRAINT = "constraint"
+
+
 class Status(enum.Enum):
     """The state of a sample. Only a running one holds blocks."""
 
@@ -31,7 +38,8 @@ class Output:
         stopping: the token ids that end the sample.
         matcher: the state of the constraint after the known ones; None without one.
         has_candidates: whether the constraint may choose among candidates, so that most rows need no mask.
-        num_proposed, num_accepted: how many proposals for its tokens were computed, and how many of them came true.
+        num_proposed, num_accepted: how many proposals for its tokens were computed, and how many of them came true;
+            those that a constraint forces are not among them.
     """
 
     max_tokens: int
@@ -142,6 +150,7 @@ class ScheduledChunk:
     start: int
     length: int
     proposals: tuple[int, ...] = ()
+    source: Source = Source.TEXT  # of the proposals
 
     @property
     def stop(self) -> int:

@@ -127,6 +127,66 @@ def test_where_one_token_alone_may_follow_no_candidate_counts() -> None:
     assert script.looked_ahead == 2
 
 
+class Phrase(Script):
+    """A script that forces the tokens of a text, of which it names some at once, but for those that are 0."""
+
+    def __init__(self, text: list[int], at_once: int = 3, taken: tuple[int, ...] = ()) -> None:
+        super().__init__(len(text))
+        self.text, self.at_once, self.taken = text, at_once, list(taken)
+
+    def deep_copy(self) -> "Script":
+        return Phrase(self.text, self.at_once, tuple(self.taken))
+
+    def is_error(self) -> bool:
+        return any(token not in (0, taken) for token, taken in zip(self.text, self.taken, strict=False))
+
+    def compute_ff_tokens(self) -> list[int]:
+        rest = self.text[len(self.taken) :][: self.at_once]
+        return rest[: rest.index(0)] if 0 in rest else rest
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 9])
+def test_a_chain_goes_on_while_one_token_alone_may_follow(at_once: int) -> None:
+    state = matcher(Phrase([1, 2, 3, 4, 0, 5, 6, 70, 7], at_once))
+    assert state.forced_chain(9) == [1, 2, 3, 4]
+    assert state.forced_chain(2) == [1, 2]
+    assert state.forced_chain(0) == []
+    for token in (1, 2, 3, 4, 9):
+        state.take(token)
+    assert state.forced_chain(9) == [5, 6], "70 is a token of the library alone"
+    assert matcher(Phrase([1, 2], at_once)).forced_chain(9) == [1, 2], "the text is complete then"
+
+
+def test_states_ahead_change_nothing_before_and_are_taken_up() -> None:
+    state = matcher(Phrase([1, 0, 3]))
+    ahead = state.after(1)
+    assert ahead is state.after(1)
+    assert [state.look_ahead(), ahead.look_ahead(), ahead.after(8).look_ahead()] == [[1], [], [3]]
+    assert state.after(2).error is not None
+    assert state.error is None
+    state.after(1).after(8)
+    state.take(1)
+    after = state.after(8)
+    assert [state.look_ahead(), after.look_ahead()] == [[], [3]]
+    state.take(7)  # another one than was looked at
+    assert state.look_ahead() == [3]
+    state.take(3)
+    assert state.is_complete
+    assert not after.is_complete
+
+
+def test_states_ahead_have_the_first_token_of_a_text_too() -> None:
+    first, inside = Phrase([0, 0, 0]), Phrase([9, 1, 2])
+    state = FirstState(cast("LLMatcher", first), {5: [1, 2]}, frozenset({9}))
+    made = Grammar(CONSTRAINT, cast("LLMatcher", inside), 65, state).start()
+    ends = [made.is_complete, made.after(9).after(5).is_complete]
+    for token in (9, 5):
+        made.take(token)
+        ends.append(made.is_complete)
+    assert ends == [False, True, False, True]
+    assert made.error is None
+
+
 def test_a_sample_is_complete_when_the_grammar_stops_without_an_error() -> None:
     script = Script(limit=2)
     state = matcher(script)

@@ -15,7 +15,7 @@ import pytest
 from tk.core.errors import Overloaded
 from tk.core.integers import ceil_div
 from tk.infer.engine.schedule.batch_writer import BatchWriter
-from tk.infer.engine.schedule.proposals import RowCost
+from tk.infer.engine.schedule.proposing.proposals import RowCost
 from tk.infer.engine.schedule.samples.block_table import BlockKey, BlockTable
 from tk.infer.engine.schedule.samples.proposer import Proposer
 from tk.infer.engine.schedule.samples.sample import UNKNOWN, Sample, Status

@@ -155,12 +155,13 @@ def test_masks_are_those_of_the_rows_with_a_constraint() -> None:
     for request, matcher in ((bound, OneToken(33)), (failed, OneToken(1, error)), (ended, OneToken(2))):
         request.samples[0].output.matcher = cast(Matcher, matcher)
     ended.samples[0].status = Status.FINISHED
-    found = StepInFlight(b"", (), [_row(request) for request in (free, bound, failed, ended)]).masks()
+    step = StepInFlight(b"", (), [_row(request) for request in (free, bound, failed, ended)])
+    found = step.masks()
     assert found is not None
     assert found.rows.tolist() == [1, 2, 3]
     assert found.words.tolist()[0] == [0, 2]
     assert found.words.tolist()[2] == [2**32 - 1] * 2, "every token is allowed to a sample that has ended"
-    assert found.failed == [(failed, error)]
+    assert step.failed == {2: error}
     assert StepInFlight(b"", (), [_row(free)]).masks() is None
 
 
@@ -189,6 +190,54 @@ def test_a_row_with_candidates_gets_a_mask_only_if_none_of_them_may_follow() -> 
     assert refused == [1], "a sample that has ended or has no finite logits needs no mask"
     assert step.masks_of(refused).words.tolist() == [[1 << 5, 0]]
     assert StepInFlight(b"", (), rows).masks() is not None, "with more rows than logits are kept of, all have masks"
+
+
+class Count(OneToken):
+    """A matcher that allows the number of its tokens so far, and fails behind `last`."""
+
+    def __init__(self, token: int, last: int) -> None:
+        super().__init__(token, InvalidRequest("too complex") if token > last else None)
+        self.last = last
+
+    def forced_chain(self, most: int) -> list[int]:
+        return []
+
+    def after(self, token: int) -> "Count":
+        return Count(token + 1, self.last)
+
+
+def chosen_of(step: StepInFlight, result: SamplerOutput) -> tuple[list[int], list[int]]:
+    tokens, refused = step.choose(result)
+    return tokens.tolist(), refused
+
+
+@pytest.mark.parametrize("has_candidates", [True, False])
+def test_rows_behind_proposals_choose_as_if_these_came_true(has_candidates: bool) -> None:
+    request = live(max_new_tokens=9)
+    steps, [sample] = Steps(request), request.samples
+    [first] = steps.step().rows
+    steps.table.add_token(first, chosen(4), 0)
+    sample.output.matcher, sample.output.has_candidates = cast(Matcher, Count(5, last=7)), has_candidates
+    step = steps.step((5, 6, 7))
+    masks = step.masks()
+    message = decode_message(step.message)
+    assert isinstance(message, StepMessage)
+    if not has_candidates:
+        assert masks is not None
+        assert masks.rows.tolist() == [0, 1, 2, 3]
+        assert masks.words[:, 0].tolist() == [1 << 5, 1 << 6, 1 << 7, 1 << 8]
+        assert list(step.failed) == [3], "this request fails if all proposals come true"
+        return
+    assert masks is None
+    candidates = np.array([[9, 5], [9, 6], [9, 8], [9, 8]], np.int32)
+    result = SamplerOutput.of_tokens(np.full(4, 9, np.int32), np.ones(4, np.uint8), candidates)
+    assert chosen_of(step, result) == ([5, 6, 9, 8], [2])
+    assert step.masks_of([2]).words[:, 0].tolist() == [1 << 7]
+    result.candidates[1, 1] = 3
+    assert chosen_of(step, result)[1] == [1, 2], "rows behind one without a token yet may count"
+    result.candidates[0, 1] = 3
+    sample.output.matcher = cast(Matcher, Count(3, last=7))
+    assert chosen_of(step, result) == ([3, 9, 9, 9], []), "no row behind a wrong proposal needs a mask"
 
 
 def test_rows_have_candidates_while_their_logits_are_kept() -> None:

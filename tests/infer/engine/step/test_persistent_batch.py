@@ -60,6 +60,16 @@ class SimulatedCache:
             assert (found[:, 1] == positions).all()
 
 
+class Forcing:
+    """A matcher that forces some tokens now and then; with `most` 0 it never does."""
+
+    def __init__(self, choices: random.Random, most: int) -> None:
+        self.random, self.most = choices, most
+
+    def forced_chain(self, most: int) -> list[int]:
+        return [self.random.randrange(VOCAB) for _ in range(self.random.randint(0, min(self.most, most)))]
+
+
 class Traffic:
     """Random requests, cancels and preemptions over one persistent batch; every plan is compared.
 
@@ -111,7 +121,7 @@ class Traffic:
         sample.table.root = sample.request.request_id.encode()  # slots have one owner: nothing is shared
         sample.request = replace(sample.request, priority=choose([0, 0, 1]), principal=choose("aab"))
         if self.random.random() < 0.3:
-            sample.output.matcher = cast(Matcher, object())  # the batch only asks whether there is one
+            sample.output.matcher = cast(Matcher, Forcing(self.random, self.speculate))
             sample.output.has_candidates = choose([False, True])
         elif self.speculate:
             sample.proposer = Proposer(self.speculate)

@@ -86,7 +86,7 @@ def test_a_span_has_a_row_for_its_last_token_and_each_proposal() -> None:
     rows = SampledRows.of(
         np.stack([ints(4, 7, 2, 3), ints(0, 5, 6, 11), ints(8, 9, 0, 1), ints(0, -1, -1, 1)]), ints(1, 0, 3, 2)
     )
-    assert rows.mask.tolist() == [0, -1, -1, -1, 1, 1]
+    assert rows.mask.tolist() == [0, -1, -1, -1, 1, 2]
     assert rows.slot.tolist() == [4, 2, 2, 2, 3, 3]
     assert rows.token.tolist() == [0, 6, 7, 8, 11, 12]
     assert rows.number.tolist() == [8, 0, 1, 2, 1, 2]

@@ -59,6 +59,16 @@ def test_a_close_lets_workers_end_by_themselves(two: WorkerProcesses) -> None:
     assert [two.exit_code(rank, 0) for rank in range(2)] == [7, 7]
 
 
+def test_a_close_stops_the_start() -> None:
+    """As of a model whose heads do not fit so many ranks, which is known when a few processes have started."""
+    made = WorkerProcesses(10**6, 1)
+    while not made.process_ids:
+        time.sleep(0.01)
+    made.close()
+    assert 1 <= len(made.process_ids) < 1000
+    assert all(made.exit_code(rank, 0.0) is not None for rank in range(len(made.process_ids)))
+
+
 def test_workers_that_do_not_end_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "EXIT_TIMEOUT", 0.0)
     begun = time.monotonic()

@@ -1,5 +1,6 @@
 """A worker over a socket, on a thread of this process: it loads, says so, computes steps, and reports errors."""
 
+import os
 import shutil
 import socket
 import threading
@@ -21,6 +22,7 @@ from tk.infer.engine.schedule.samples.sample import ScheduledChunk
 from tk.infer.engine.step.channel import Frame, error_from, receive, send
 from tk.infer.engine.step.sampler_output import SamplerOutput
 from tk.infer.engine.step.sampling_rows import ScoredRow
+from tk.infer.engine.worker import worker as worker_module
 from tk.infer.engine.worker.worker import work
 from tk.tests.infer.engine.schedule.new_sample import new_sample
 
@@ -102,3 +104,13 @@ def test_a_bug_is_reported_as_a_failed_worker(connection: socket.socket, caplog:
 
 def test_it_ends_with_an_engine_that_never_starts_it(connection: socket.socket) -> None:
     connection.close()
+
+
+def test_a_worker_stays_on_its_node(connection: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of two nodes, and the second of two ranks; the set is made before the model is loaded."""
+    done: list[object] = []
+    monkeypatch.setattr(worker_module, "numa_nodes", lambda: (frozenset({0, 1}), frozenset({2, 3})))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: done.append((process, cores)))
+    send(connection, Frame("start", job(Path("no model")) | {"numa": True, "tp": 2, "rank": 1}))
+    assert isinstance(error_from(answer(connection)), CheckpointError)
+    assert done == [(0, {2, 3})]

@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Final
 
-from .samples.sample import Sample
+from ..samples.sample import Sample
 
 _SURE: Final = 0.9  # where only larger chances pay, proposals gain too little to look for them
 # Without a measurement: a step of up to 8 rows takes as long as one of 1.

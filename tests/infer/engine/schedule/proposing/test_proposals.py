@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tk.infer.engine.schedule.batch_writer import BatchWriter
-from tk.infer.engine.schedule.proposals import ProposalPolicy, RowCost, least_chance, worthwhile
+from tk.infer.engine.schedule.proposing.proposals import ProposalPolicy, RowCost, least_chance, worthwhile
 from tk.infer.engine.schedule.samples.proposer import Proposer
 from tk.infer.engine.schedule.samples.sample import UNKNOWN, Sample, ScheduledChunk
 from tk.infer.engine.schedule.scheduler import Scheduler

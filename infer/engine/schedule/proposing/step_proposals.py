@@ -1,0 +1,48 @@
+"""The proposals of a step: those that are sure, then those that pay, as far as there are blocks and budget for them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..block_manager import BlockManager
+from ..samples.sample import Sample, ScheduledChunk, Source
+from ..step_cost import StepBudget
+from .forced import forced_tokens
+from .proposals import ProposalPolicy
+
+
+class StepProposals:
+    """The proposals for the samples of a scheduler.
+
+    Args:
+        policy: chooses proposals by their chances.
+        blocks: the blocks of all samples.
+        running: the running samples.
+    """
+
+    def __init__(self, policy: ProposalPolicy, blocks: BlockManager, running: Sequence[Sample]) -> None:
+        self._policy, self._blocks, self._running = policy, blocks, running
+
+    def beside(self, decoding: Sequence[ScheduledChunk], budget: StepBudget) -> list[ScheduledChunk]:
+        """Returns the chunks of decoding samples with proposals behind their tokens, which take part of the budget."""
+        samples = [chunk.sample for chunk in decoding]
+        sure = forced_tokens(samples)
+        chunks = [self._with(each, sure.get(each.sample, []), Source.CONSTRAINT, budget) for each in decoding]
+        likely = self._policy.choose(samples, budget.num_reserved)
+        return [self._with(each, likely.get(each.sample, []), Source.TEXT, budget) for each in chunks]
+
+    def _with(
+        self, chunk: ScheduledChunk, proposals: Sequence[int], source: Source, budget: StepBudget
+    ) -> ScheduledChunk:
+        """Returns a decoding sample's chunk with proposals, as many as there are blocks and budget left for.
+
+        Blocks of proposals that do not come true stay with the sample, for the tokens that come instead.
+        """
+        if not proposals:
+            return chunk
+        most = min(len(proposals), self._blocks.room(chunk.sample, len(self._running)))
+        count = budget.rest(chunk.stop, most)
+        if count <= 0:
+            return chunk
+        budget.reserve(chunk.stop, count)
+        self._blocks.grow(chunk.sample, count)
+        return replace(chunk, length=chunk.length + count, proposals=tuple(proposals[:count]), source=source)
