@@ -125,10 +125,10 @@ FLOORS: dict[str, dict[str, int]] = {
 COMPUTE: dict[str, str] = {
     "infer.engine.kernels.aten": "adapted_products experts interpreter kv_cache model_runner "
     "online_softmax paged_attention pages prepare prepared_weights row_tiles",
-    "infer.engine.kernels.triton": "launches",
+    "infer.engine.kernels.triton": "launches prepare",
     "infer.engine.kernels.triton.rows": "launched_products norms products samples",
-    "infer.engine.kernels.triton.run": "assembly decode_graphs decoder experts graphs kernels model_runner",
-    "infer.engine.kernels.triton.step": "decode_ahead device_tables host_copies",
+    "infer.engine.kernels.triton.run": "assembly decode_graphs decoder experts graphs kernels loaded_rank model_runner",
+    "infer.engine.kernels.triton.step": "decode_ahead device_tables result_copies",
     "model": "activation attention balance decoder init loading mlp norm peers placement recompute rope",
     "model.experts": "adapted experts mixture router shared spreads token_pairs",
     "parallel": "adapters coded_weight collectives functions gpu_start grouped_products head_loss held_weight host "

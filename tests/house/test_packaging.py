@@ -58,9 +58,9 @@ def test_imports_are_declared_and_declarations_imported(
 ) -> None:
     homes = packages_distributions()
     imported = third_party(root, sources)
-    # `google` and `opentelemetry` are namespaces that several distributions share.
+    # `google` and `opentelemetry` are namespaces that several distributions share. Triton comes with torch for CUDA.
     used = {"protobuf" for name in imported if name.startswith("google.protobuf")}
-    tops = {top for name in imported if (top := name.split(".")[0]) not in ("google", "opentelemetry")}
+    tops = {top for name in imported if (top := name.split(".")[0]) not in ("google", "opentelemetry", "triton")}
     used |= {canonicalize_name(homes.get(top, [top])[0]) for top in tops}  # an extra need not be installed
     groups = project["project"]["optional-dependencies"]
     extras = {

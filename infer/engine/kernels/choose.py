@@ -27,7 +27,7 @@ def prepare(job: Job, program: Program, load: LoadParams) -> Backend:
 
     Raises:
         CheckpointError: the weights cannot be loaded.
-        ConfigError: the job does not fit the machine, or kernels are requested that cannot run it, or packed weights are
+        ConfigError: the job does not fit the machine, kernels are requested that cannot run it, or packed weights are
             and native kernels do not compute.
     """
     if job.kernels == "triton" or (job.kernels == "auto" and job.on_gpus):

@@ -1,13 +1,12 @@
 """The memory plan of a rank: its weights, KV cache and buffers, computed before anything is allocated."""
 
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from ....core import dtypes
-from ....core.cuda import count_gpus, free_gpu_memory
+from ....core.cuda import free_gpu_memory
 from ....core.errors import ConfigError
 from ....core.integers import ceil_div
 from ....core.local_params import LocalParam
@@ -18,7 +17,6 @@ from ....model.config import ModelConfig
 from ....model.registry import decoder_spec
 from ..kernels.aten import sizes as aten
 from ..kernels.native import sizes as native
-from ..kernels.triton.reasons import why_not
 from ..kernels.triton.sizes import graph_bytes
 from ..kv_formats import BlockBytes, CacheShape, kv_format
 from ..options import EngineOptions
@@ -26,8 +24,8 @@ from ..program.adapters import adapter_bytes, expert_bytes
 from ..program.lower import lower, serving_slices
 from ..program.own_params import head_bytes
 from ..program.quantization import groupings
+from .placement import check_kernels, on_gpus
 
-_LOG: Final = logging.getLogger(__name__)
 KV_SHARE: Final = 0.3  # the cache's share of the free memory if no option sets its size
 GPU_KV_SHARE: Final = 0.9  # the same where the ranks compute on GPUs, which nothing else needs
 
@@ -147,7 +145,7 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
     spec = decoder_spec(config)
     program = lower(spec, options.tp, 0, serving_slices(spec, options.tp, dtype))
     threads = options.threads_per_rank
-    _check_kernels(options)
+    check_kernels(options)
     on_torch = options.kernels in ("aten", "triton") or on_gpus(options)
     sizes, cache = aten if on_torch else native, CacheShape(0, options.block_size, kv_dtype)
     count, rank = options.num_adapters, options.max_adapter_rank if options.num_adapters else 0
@@ -232,25 +230,6 @@ def _room(options: EngineOptions) -> tuple[int, str]:
     if on_gpus(options):
         return min(free_gpu_memory(options.tp)), "each GPU"
     return free_memory() // options.tp, f"this machine, for each of {options.tp} ranks,"
-
-
-def on_gpus(options: EngineOptions) -> bool:
-    """Returns whether the ranks compute on GPUs: torch's and Triton's kernels do, if each rank has one.
-
-    "auto" takes them where Triton's kernels can run.
-    """
-    if options.kernels == "native" or count_gpus() < options.tp:
-        return False
-    return options.kernels != "auto" or not why_not(options)
-
-
-def _check_kernels(options: EngineOptions) -> None:
-    """Raises ConfigError if Triton's kernels are asked for and cannot run; says why "auto" does not take them."""
-    reason = why_not(options) if options.kernels in ("auto", "triton") else ""
-    if reason and options.kernels == "triton":
-        raise ConfigError(f"Triton's kernels cannot serve here: {reason}. Use --kernels auto or aten.")
-    if reason and count_gpus() >= options.tp:
-        _LOG.info("The GPUs are not used, because %s; --kernels aten uses them.", reason)
 
 
 def _twins_needed(options: EngineOptions) -> int:

@@ -31,7 +31,8 @@ from ..options import EngineOptions
 from ..request.events import ModelInfo
 from ..request.sampling_params import MAX_TOP_LOGPROBS
 from .adapter_source import AdapterSource, with_room
-from .memory_plan import MemoryPlan, on_gpus, plan_memory
+from .memory_plan import MemoryPlan, plan_memory
+from .placement import on_gpus
 
 API_REVISION: Final = 7  # the revision of tk.v1, raised with every addition to the wire
 

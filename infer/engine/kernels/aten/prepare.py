@@ -1,7 +1,5 @@
 """The start of a rank on torch: its device, its group, its weights and its cache."""
 
-from dataclasses import dataclass
-
 import torch
 
 from .....core import dtypes
@@ -19,36 +17,18 @@ from .model_runner import ModelRunner
 from .prepared_weights import PreparedWeights
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedRank:
-    """What a rank computes with, on its device.
-
-    Attributes:
-        program: its program.
-        weights: its parameters, all of them.
-        cache: its KV cache.
-        tp: the tensor-parallel group.
-    """
-
-    program: Program
-    weights: PreparedWeights
-    cache: KVCache
-    tp: Group
-
-
 def prepare(job: Job, program: Program, load: LoadParams) -> ModelRunner:
     """Returns the backend on torch's operators; see `load_rank`."""
-    return runner_of(job, load_rank(job, program, load))
+    return runner_of(job, program, *load_rank(job, program, load))
 
 
-def runner_of(job: Job, loaded: LoadedRank) -> ModelRunner:
-    """Returns the backend on torch's operators of a loaded rank."""
-    parts = loaded.program, loaded.weights, loaded.cache, loaded.tp
-    return ModelRunner(*parts, job.max_batched_tokens, job.adapter_slots > 0)
+def runner_of(job: Job, program: Program, weights: PreparedWeights, cache: KVCache, tp: Group) -> ModelRunner:
+    """Returns the backend on torch's operators of a rank that `load_rank` has loaded."""
+    return ModelRunner(program, weights, cache, tp, job.max_batched_tokens, job.adapter_slots > 0)
 
 
-def load_rank(job: Job, program: Program, load: LoadParams) -> LoadedRank:
-    """Joins the other ranks, loads this rank's weights and allocates its cache.
+def load_rank(job: Job, program: Program, load: LoadParams) -> tuple[PreparedWeights, KVCache, Group]:
+    """Joins the other ranks, loads this rank's weights and allocates its cache; returns these and the ranks' group.
 
     Raises:
         CheckpointError: the weights cannot be loaded.
@@ -70,7 +50,7 @@ def load_rank(job: Job, program: Program, load: LoadParams) -> LoadedRank:
         job.num_twins,
         device,
     )
-    return LoadedRank(program, weights, cache, tp)
+    return weights, cache, tp
 
 
 def _device(job: Job) -> torch.device:

@@ -11,13 +11,13 @@ from .....parallel.grouped_products import fits_kernel, grouped_linear
 from .....parallel.row_groups import RowGroups
 from ...program.operations import AttendToCache, Norm, RotateAndAppend
 from ..aten.experts import ExpertRows
-from ..aten.prepare import LoadedRank
 from .append import HeadWeights, rotate_and_append
 from .attention import Spans
 from .paged_attention import LaunchedAttention, query_tiles
 from .rows import norms, samples
 from .rows.launched_products import FEW_ROWS, multiply_rows, multiply_tiles
 from .run.kernels import GpuKernels
+from .run.loaded_rank import LoadedRank
 from .step.device_tables import ExpertPairs, RowOptions, StepOnDevice
 
 _FEW_PAIRS: Final = 16  # of tokens and experts, whose rows are multiplied one by one

@@ -11,11 +11,12 @@ from .....parallel.collectives import all_reduce_max
 from ...job import Job
 from ...program.lower import Program
 from ...program.weights import LoadParams
-from ..aten.prepare import LoadedRank, load_rank, runner_of
+from ..aten.prepare import load_rank, runner_of
 from ..backend import Backend
 from .launches import TritonKernels
 from .run.assembly import assemble
 from .run.graphs import CudaGraphs, Recorder, RepeatedRuns
+from .run.loaded_rank import LoadedRank
 from .self_check import LONGEST, why_not_serve
 
 _LOG: Final = logging.getLogger(__name__)
@@ -29,8 +30,8 @@ def prepare(job: Job, program: Program, load: LoadParams) -> Backend:
         ConfigError: torch cannot use the GPU, the cache does not fit on it, or the kernels that are asked for fail
             their check.
     """
-    loaded = load_rank(job, program, load)
-    aten = runner_of(job, loaded)
+    loaded = LoadedRank(program, *load_rank(job, program, load))
+    aten = runner_of(job, program, loaded.weights, loaded.cache, loaded.tp)
     try:
         found, reason = _checked(job, loaded, aten)
     except Exception as error:  # of Triton's compiler, whose errors have no common class, or of the driver

@@ -41,14 +41,17 @@ def why_not_here() -> str:
 
 def why_not(options: EngineOptions) -> str:
     """Returns the reason why Triton's kernels cannot serve with some options; "" if they may."""
-    if options.num_adapters:
-        return "adapters are not served by Triton's kernels"
+    return "Triton's kernels serve no adapters" if options.num_adapters else why_not_on(options.tp)
+
+
+def why_not_on(num_gpus: int) -> str:
+    """Returns the reason why Triton's kernels cannot compute on so many GPUs of this machine; "" if they can."""
     reason = why_not_here()
     if reason or is_interpreted():
         return reason
-    if count_gpus() < options.tp:
-        return f"this machine has {count_gpus()} GPUs for {options.tp} ranks"
-    for gpu in read_gpus()[: options.tp]:
+    if count_gpus() < num_gpus:
+        return f"this machine has {count_gpus()} GPUs for {num_gpus} ranks"
+    for gpu in read_gpus()[:num_gpus]:
         if gpu.capability < OLDEST_CARD:
             return f"{gpu.name} has compute capability {_dotted(gpu.capability)}, less than {_dotted(OLDEST_CARD)}"
     return ""

@@ -112,7 +112,7 @@ def _shape(weight: ExpertRows, parts: int, block: int, at_once: int) -> ProductS
     """Returns the shape of a product.
 
     Args:
-        weight: the weight.
+        weight: what rows are multiplied by.
         parts: the number of equal parts of its rows.
         block: the out features of a program.
         at_once: the bytes of codes, or the columns, that it reads at once.

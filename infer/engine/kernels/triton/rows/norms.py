@@ -97,7 +97,7 @@ def add_norm(
     """Adds rows and a bias to hidden, in place, and returns the norm of the sum, [T, D].
 
     Args:
-        hidden_TD: hidden.
+        hidden_TD: the rows that change.
         added: the rows, and the bias of these; None for what there is not.
         weight_D: the weight of the norm.
         shift_D: the bias of LayerNorm; None for RMSNorm.

@@ -6,13 +6,13 @@ import torch
 
 from ......core.integers import ceil_div
 from ....job import Job
-from ...aten.prepare import LoadedRank
 from ..step.buckets import bucket_sizes
-from ..step.device_tables import DecodeTables, StagedCopies
+from ..step.device_tables import DecodeTables
 from .decode_graphs import DecodeGraphs
 from .decoder import GpuDecoder
 from .graphs import Recorder
 from .kernels import GpuKernels
+from .loaded_rank import LoadedRank
 from .model_runner import TritonRunner
 
 # Returns kernels for sequences of so many tokens, and buckets of so many rows.
@@ -41,6 +41,5 @@ def assemble(job: Job, loaded: LoadedRank, make_kernels: MakeKernels, recorder: 
     decoder = GpuDecoder(loaded, kernels, longest)
     tables = DecodeTables(sizes[-1], ceil_div(longest, job.block_size), device)
     logits_RV = torch.zeros(sizes[-1], loaded.program.vocab_size, device=device)
-    copies = StagedCopies(device)
-    graphs = DecodeGraphs(decoder, kernels, sizes, tables, logits_RV, copies, recorder)
-    return TritonRunner(loaded, decoder, kernels, graphs, copies)
+    graphs = DecodeGraphs(decoder, kernels, sizes, tables, logits_RV, recorder)
+    return TritonRunner(loaded, decoder, kernels, graphs)

@@ -15,7 +15,7 @@ import torch
 from ......core.casts import Array
 from ....step.running_plan import RunningPlan
 from ..step.buckets import bucket_of
-from ..step.device_tables import DecodeTables, RowOptions, StagedCopies, StepOnDevice
+from ..step.device_tables import DecodeTables, RowOptions, StepOnDevice, send_columns
 from ..step.step_columns import DECODE_COLUMNS, decode_columns
 from .decoder import GpuDecoder
 from .graphs import Recorder, Replay
@@ -58,7 +58,6 @@ class DecodeGraphs:
         sizes: the buckets, ascending.
         tables: the memory that they read.
         logits: the memory of their logits, fp32 [rows of the largest bucket, vocab_size].
-        copies: what sends columns to the device.
         recorder: what captures.
     """
 
@@ -69,11 +68,10 @@ class DecodeGraphs:
         sizes: Sequence[int],
         tables: DecodeTables,
         logits: torch.Tensor,
-        copies: StagedCopies,
         recorder: Recorder,
     ) -> None:
         self._decoder, self._kernels = decoder, kernels
-        self._tables, self._logits, self._copies, self._sizes = tables, logits, copies, tuple(sizes)
+        self._tables, self._logits, self._sizes = tables, logits, tuple(sizes)
         self._expected: _NextStep | None = None
         # The largest first: the memory of others fits into what it has left in the pool.
         self._graphs = {size: self._capture(size, recorder) for size in reversed(self._sizes)}
@@ -117,7 +115,7 @@ class DecodeGraphs:
         columns = {"columns": decode_columns(plan, size)}
         if not has_tables:
             columns["tables"] = plan.block_tables
-        sent = self._copies.send(columns)
+        sent = send_columns(columns, self._tables.device)
         tables = None if has_tables else sent["tables"].view(plan.block_tables.shape)
         self._tables.put(sent["columns"].view(len(DECODE_COLUMNS), size), tables)
 

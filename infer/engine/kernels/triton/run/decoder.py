@@ -28,11 +28,11 @@ from ....program.operations import (
     SampleTokens,
 )
 from ...aten.experts import Routing, choose_experts, sigmoid
-from ...aten.prepare import LoadedRank
 from ...aten.prepared_weights import CodedProduct, PreparedWeights
 from ..step.device_tables import StepOnDevice
 from .experts import run_experts
 from .kernels import GpuKernels
+from .loaded_rank import LoadedRank
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class GpuDecoder:
 
     Args:
         loaded: what the rank computes with.
-        kernels: its kernels.
+        kernels: the operations that have kernels of their own.
         max_positions: the largest number of tokens of a sequence.
     """
 

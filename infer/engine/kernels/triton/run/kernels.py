@@ -40,7 +40,7 @@ class GpuKernels(Protocol):
         Args:
             x_PD: the row of each pair.
             rows: the weights of all experts, one below the other, [E * F, D].
-            pairs: the pairs.
+            pairs: their experts.
         """
 
     def rotate_and_append(

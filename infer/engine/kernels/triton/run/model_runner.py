@@ -13,16 +13,16 @@ from ....options import MAX_HEAD_ROWS
 from ....step.channel import Channel
 from ....step.running_plan import RunningPlan
 from ....step.sampler_output import SamplerOutput
-from ...aten.prepare import LoadedRank
 from ...backend import Backend, DecodedAhead, Masks, no_masks
 from ..step.decode_ahead import decode_ahead
-from ..step.device_tables import RowOptions, StagedCopies, StepOnDevice
-from ..step.host_copies import HostCopies, HostCopy
+from ..step.device_tables import RowOptions, StepOnDevice, send_columns
 from ..step.host_rows import HostRows
+from ..step.result_copies import ResultCopies, ResultCopy
 from ..step.step_columns import step_columns
 from .decode_graphs import DecodeGraphs
 from .decoder import GpuDecoder
 from .kernels import GpuKernels
+from .loaded_rank import LoadedRank
 
 
 class TritonRunner(Backend):
@@ -33,7 +33,6 @@ class TritonRunner(Backend):
         decoder: the program with weights and kernels.
         kernels: these kernels.
         graphs: the graphs of steps of single tokens.
-        copies: what sends columns to the device.
     """
 
     kernels = "triton"
@@ -45,12 +44,11 @@ class TritonRunner(Backend):
         decoder: GpuDecoder,
         kernels: GpuKernels,
         graphs: DecodeGraphs,
-        copies: StagedCopies,
     ) -> None:
         self.kv_bytes = loaded.cache.num_bytes
-        self._decoder, self._gpu_kernels, self._graphs, self._copies = decoder, kernels, graphs, copies
+        self._decoder, self._gpu_kernels, self._graphs = decoder, kernels, graphs
         self._cache, self._vocab_size = loaded.cache, loaded.program.vocab_size
-        self._host = HostCopies(self._cache.device, self._vocab_size)
+        self._host = ResultCopies(self._cache.device, self._vocab_size)
         self._host_rows = HostRows()
         self._assigned = 0  # the generation whose twins and forks the cache has
         self._known: Array | None = None  # the tokens of the last step, which the device has in the next one's columns
@@ -94,7 +92,7 @@ class TritonRunner(Backend):
         self._known = None
         return found
 
-    def _follow(self, plan: RunningPlan, positions: Array) -> HostCopy:
+    def _follow(self, plan: RunningPlan, positions: Array) -> ResultCopy:
         """Starts the step at some positions that follows the last one, and the copy of its results."""
         logits_RV, result = self._graphs.follow(plan, positions)
         return self._host.start(result, logits_RV, np.empty(0, np.int64))
@@ -108,7 +106,8 @@ class TritonRunner(Backend):
         if self._graphs.takes(plan):
             yield 0, *self._graphs.start(plan, self._known)
             return
-        sent = self._copies.send(step_columns(plan) | {"tiles": self._gpu_kernels.query_tiles(plan.span_length)})
+        tiles = self._gpu_kernels.query_tiles(plan.span_length)
+        sent = send_columns(step_columns(plan) | {"tiles": tiles}, self._cache.device)
         normed_TD = self._decoder.forward(_step(plan, sent))
         normed_RD = normed_TD[sent["wanted"].long()]
         options = RowOptions.of(sent)
@@ -129,7 +128,7 @@ class TritonRunner(Backend):
             return
         self._assigned = plan.generation
         if len(plan.twins) or len(plan.forks):
-            sent = self._copies.send({"twins": plan.twins, "forks": plan.forks})
+            sent = send_columns({"twins": plan.twins, "forks": plan.forks}, self._cache.device)
             pairs = (sent[name].long().view(-1, 2) for name in ("twins", "forks"))
             self._cache.assign(*pairs)
 

@@ -8,10 +8,10 @@ from ......core.casts import Array
 from ....step.channel import Channel
 from ....step.running_plan import RunningPlan
 from ....step.sampler_output import SamplerOutput
-from .host_copies import HostCopy
+from .result_copies import ResultCopy
 
 # Starts the step at some positions that follows the last one, and the copy of its results.
-Follow = Callable[[RunningPlan, Array], HostCopy]
+Follow = Callable[[RunningPlan, Array], ResultCopy]
 
 
 def decode_ahead(plan: RunningPlan, channel: Channel, tokens: Array, follow: Follow, block_size: int) -> Array | None:
@@ -30,7 +30,7 @@ def decode_ahead(plan: RunningPlan, channel: Channel, tokens: Array, follow: Fol
     started = 0  # steps, of which those before `ended` have sent their results
     ended = 0
     first = plan.positions.copy()
-    waiting: list[HostCopy] = []
+    waiting: list[ResultCopy] = []
     while True:
         while len(waiting) < 2 and channel.take_next_step(wait=not waiting):
             started += 1

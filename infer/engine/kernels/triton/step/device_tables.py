@@ -1,4 +1,4 @@
-"""The columns of `step_columns.py` on the device: those of any step as one copy, those of buckets in fixed memory."""
+"""The columns of `step_columns.py` on the device: of any step as one copy, of buckets in fixed memory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from ......core.casts import Array
+from ......parallel.streams import sent
 from .step_columns import DECODE_COLUMNS, ROW_COLUMNS
 
 
@@ -82,33 +83,11 @@ class ExpertPairs:
     ends: torch.Tensor
 
 
-class StagedCopies:
-    """Copies of columns to a device, each a single one from pinned memory, which grows.
-
-    Args:
-        device: where they go.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._host = torch.empty(0, dtype=torch.int32)
-        self._last = torch.cuda.Event() if device.type == "cuda" else None  # the end of the copy before
-
-    def send(self, columns: Mapping[str, Array]) -> dict[str, torch.Tensor]:
-        """Copies columns of 32 bits; returns them as int32 on the device, one after the other in new memory."""
-        sizes = [each.size for each in columns.values()]
-        total = sum(sizes)
-        if self._last is not None:
-            self._last.synchronize()
-        if total > len(self._host):
-            self._host = torch.empty(2 * total, dtype=torch.int32, pin_memory=self._device.type == "cuda")
-        packed = self._host.numpy()
-        np.concatenate([each.reshape(-1) for each in columns.values()], out=packed[:total], casting="no")
-        on_device = torch.empty(total, dtype=torch.int32, device=self._device)
-        on_device.copy_(self._host[:total], non_blocking=True)
-        if self._last is not None:
-            self._last.record()
-        return dict(zip(columns, on_device.split(sizes), strict=True))
+def send_columns(columns: Mapping[str, Array], device: torch.device) -> dict[str, torch.Tensor]:
+    """Copies columns of 32 bits to a device, all at once, without a wait; returns each as int32, flat."""
+    packed = np.concatenate([each.reshape(-1) for each in columns.values()], dtype=np.int32, casting="no")
+    on_device = sent(torch.from_numpy(packed), device)
+    return dict(zip(columns, on_device.split([each.size for each in columns.values()]), strict=True))
 
 
 class DecodeTables:
@@ -123,6 +102,7 @@ class DecodeTables:
     """
 
     def __init__(self, most_rows: int, most_blocks: int, device: torch.device) -> None:
+        self.device = device
         self._columns = torch.zeros(len(DECODE_COLUMNS), most_rows, dtype=torch.int32, device=device)
         self._columns[1:3] = -1
         self._tables = torch.zeros(most_rows, most_blocks, dtype=torch.int32, device=device)

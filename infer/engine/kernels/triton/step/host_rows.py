@@ -27,7 +27,7 @@ class HostRows:
         """Returns the answers of a part of the rows.
 
         Args:
-            part: the part.
+            part: the numbers of these rows in the step.
             others: the numbers of the rows that the host samples, counted from the first one of the part.
             result_2R: the device's tokens and finite flags; those of the others do not count.
             logits_NV: the logits of the others.

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from tk.core.casts import Array
 from tk.infer.engine.kernels.aten.experts import ExpertRows
 from tk.infer.engine.kernels.aten.paged_attention import PagedAttention
-from tk.infer.engine.kernels.aten.prepare import LoadedRank
 from tk.infer.engine.kernels.aten.prepared_weights import CodedProduct
 from tk.infer.engine.kernels.sampler.numpy_sampler import sample
+from tk.infer.engine.kernels.triton.run.loaded_rank import LoadedRank
 from tk.infer.engine.kernels.triton.step.device_tables import ExpertPairs, RowOptions, StepOnDevice
 from tk.infer.engine.program.operations import AttendToCache, Norm, RotateAndAppend
 from tk.infer.engine.step.running_plan import TokenSpan

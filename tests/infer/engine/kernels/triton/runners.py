@@ -12,10 +12,10 @@ from tk.core.dtypes import by_name
 from tk.infer.engine.job import Job
 from tk.infer.engine.kernels.aten.kv_cache import KVCache
 from tk.infer.engine.kernels.aten.model_runner import ModelRunner
-from tk.infer.engine.kernels.aten.prepare import LoadedRank
 from tk.infer.engine.kernels.aten.prepared_weights import PreparedWeights
 from tk.infer.engine.kernels.loading import load_weights
 from tk.infer.engine.kernels.triton.run.assembly import assemble
+from tk.infer.engine.kernels.triton.run.loaded_rank import LoadedRank
 from tk.infer.engine.kernels.triton.run.model_runner import TritonRunner
 from tk.infer.engine.program.lower import lower, serving_slices
 from tk.infer.engine.program.quantization import groupings

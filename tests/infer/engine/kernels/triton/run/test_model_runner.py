@@ -5,10 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tk.core.casts import Array
 from tk.infer.engine.kernels.backend import Backend
-from tk.infer.engine.kernels.triton.step.device_tables import StagedCopies
+from tk.infer.engine.kernels.triton.run import decode_graphs, model_runner
+from tk.infer.engine.kernels.triton.step.device_tables import send_columns
 from tk.infer.engine.kv_formats import KV_DTYPES
 from tk.infer.engine.step.running_plan import RunningPlan
 from tk.infer.engine.step.sampling_rows import WITH_CANDIDATES
@@ -112,13 +114,13 @@ def test_a_step_that_follows_needs_nothing_from_the_host(tmp_path: Path, monkeyp
     ENTRIES["llama3"].make(tmp_path)
     ours, _, _ = runners(tmp_path, max_running=4)
     sent = []
-    send = StagedCopies.send
 
-    def observed(self: StagedCopies, columns: Any) -> Any:
+    def observed(columns: Any, device: torch.device) -> Any:
         sent.append(set(columns))
-        return send(self, columns)
+        return send_columns(columns, device)
 
-    monkeypatch.setattr(StagedCopies, "send", observed)
+    for module in (model_runner, decode_graphs):
+        monkeypatch.setattr(module, "send_columns", observed)
     plain = [SamplingRow(0), SamplingRow(1, temperature=0.8, seed=3), SamplingRow(2)]
     decoded(ours, plain)
     assert sent[2:] == [{"columns", "tables"}], "the first step, and none behind it"

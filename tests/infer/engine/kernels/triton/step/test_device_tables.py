@@ -4,23 +4,22 @@ import numpy as np
 import pytest
 import torch
 
-from tk.infer.engine.kernels.triton.step.device_tables import DecodeTables, RowOptions, StagedCopies
+from tk.infer.engine.kernels.triton.step.device_tables import DecodeTables, RowOptions, send_columns
 from tk.infer.engine.kernels.triton.step.step_columns import DECODE_COLUMNS
 
 CPU = torch.device("cpu")
 
 
 def test_columns_arrive_as_they_were_sent() -> None:
-    copies = StagedCopies(CPU)
-    first = copies.send({"a": np.array([1, 2], np.int32), "b": np.empty(0, np.int32)})
-    second = copies.send({"a": np.arange(100, dtype=np.int32).reshape(4, 25)[:, :3]})
+    first = send_columns({"a": np.array([1, 2], np.int32), "b": np.empty(0, np.int32)}, CPU)
+    second = send_columns({"a": np.arange(100, dtype=np.int32).reshape(4, 25)[:, :3]}, CPU)
     assert (first["a"].tolist(), first["b"].tolist()) == ([1, 2], [])
     assert second["a"].tolist() == [row * 25 + column for row in range(4) for column in range(3)]
 
 
 def test_numbers_of_other_sizes_are_refused() -> None:
     with pytest.raises(TypeError):
-        StagedCopies(CPU).send({"a": np.zeros(2, np.int64)})
+        send_columns({"a": np.zeros(2, np.int64)}, CPU)
 
 
 def test_a_bucket_keeps_the_tables_that_no_plan_replaces() -> None:

@@ -8,7 +8,7 @@ import torch
 from ......core.casts import Array
 
 
-class HostCopy:
+class ResultCopy:
     """A copy of results to the host that is under way.
 
     Attributes:
@@ -26,7 +26,7 @@ class HostCopy:
         return self._result.numpy(), self._logits.numpy()
 
 
-class HostCopies:
+class ResultCopies:
     """Copies of results to pinned memory; two may be under way at the same time.
 
     Args:
@@ -39,7 +39,7 @@ class HostCopies:
         self._results = [self._memory(0, torch.int32) for _ in range(2)]
         self._logits = self._memory(0, torch.float32)
 
-    def start(self, result_2R: torch.Tensor, logits_RV: torch.Tensor, others: Array) -> HostCopy:
+    def start(self, result_2R: torch.Tensor, logits_RV: torch.Tensor, others: Array) -> ResultCopy:
         """Starts to copy results, and the logits of some rows, whose numbers ascend: int64 [N].
 
         At most one copy under way has logits.
@@ -63,7 +63,7 @@ class HostCopies:
         if self._is_cuda:
             event = torch.cuda.Event()
             event.record()
-        return HostCopy(result, logits, event)
+        return ResultCopy(result, logits, event)
 
     def _memory(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(count, dtype=dtype, pin_memory=self._is_cuda)
