@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all real check bench proto map site gpu-check wheels clean
+.PHONY: help demo test test-all triton real check bench proto map site gpu-check wheels clean
 
 # The first interpreter that runs and is new enough: python3, where it is, is the one the machine's wheels are for.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -50,7 +50,14 @@ test: $(READY) $(LINK) ## the tests, of matrices a choice (ARGS="tests/core -k b
 
 test-all: ## every test that this machine can run: whole matrices and long runs, too
 	@TK_FOREIGN_MATRIX=.build/foreign-modules.md TK_EVERY_EXAMPLE=1 \
-		$(MAKE) --no-print-directory test ARGS="-m 'not gpu and not real' --timeout 3600 $(ARGS)"
+		$(MAKE) --no-print-directory test ARGS="-m 'not gpu and not real and not triton' --timeout 3600 $(ARGS)"
+	@$(if $(ARGS),true,$(MAKE) --no-print-directory triton)
+
+# Needs the package registry the first time (two wheels of 200 MB); without one, it says so and leaves the tests out.
+triton: $(READY) $(LINK) ## tests of the GPU kernels in Triton's interpreter, and the gate that compiles them for GPUs
+	@if $(BIN)/python scripts/triton_versions.py; then \
+		CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 TRITON_INTERPRET=1 PYTHONPATH=$(CURDIR)/.build/triton/newest \
+			$(BIN)/python -m pytest tests/infer/engine/kernels/triton -m triton $(ARGS); fi
 
 # Needs the package registries the first time; what cannot be installed is left out, with the reason.
 real: $(READY) $(LINK) ## tests with other people's clients, a browser and a trained model (ARGS="-m real": long ones, too)

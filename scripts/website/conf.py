@@ -46,6 +46,7 @@ NAVIGATION: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "docs/request",
             "docs/trails",
             "docs/kernels",
+            "docs/gpu-serving",
             "docs/native",
             "docs/checkpoint-format",
             "docs/*",

@@ -125,7 +125,7 @@ FLOORS: dict[str, dict[str, int]] = {
 COMPUTE: dict[str, str] = {
     "infer.engine.kernels.aten": "adapted_products experts interpreter kv_cache model_runner "
     "online_softmax paged_attention pages prepare prepared_weights row_tiles",
-    "infer.engine.kernels.triton": "launches prepare",
+    "infer.engine.kernels.triton": "append attention cache formats hadamard launches paged_attention prepare",
     "infer.engine.kernels.triton.rows": "launched_products norms products samples",
     "infer.engine.kernels.triton.run": "assembly decode_graphs decoder experts graphs kernels loaded_rank model_runner",
     "infer.engine.kernels.triton.step": "decode_ahead device_tables result_copies",

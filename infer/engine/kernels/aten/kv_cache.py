@@ -7,6 +7,7 @@ chunk that was just appended. Vectors of 4 bits have twins in int8, in blocks of
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +29,15 @@ def hadamard(x: torch.Tensor) -> torch.Tensor:
         out = torch.stack((first + second, first - second), dim=-2).flatten(-3)
     result: torch.Tensor = out * size**-0.5
     return result
+
+
+class LayerParts(NamedTuple):
+    """The tensors of a layer's pages (`Pages.parts`), for other kernels; of twins that there are not, none."""
+
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+    key_twins: tuple[torch.Tensor, ...]
+    value_twins: tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +103,21 @@ class KVCache:
         """The number of bytes of all pages, scales and twins."""
         kinds = (*self._keys, *self._values, *self._key_twins, *self._value_twins)
         return sum(part.nbytes for pages in kinds for part in pages.parts)
+
+    @property
+    def rotated_size(self) -> int:
+        """The size of the blocks in which keys, values and queries are rotated; 1: they are not."""
+        return hadamard_size(self.head_dim) if self._format.is_rotated else 1
+
+    @property
+    def twin_of(self) -> torch.Tensor:
+        """The twin of each block, 0 for none: int64 [blocks]; it stays the same tensor."""
+        return self._twin_of
+
+    def parts(self, layer: int) -> LayerParts:
+        """Returns the tensors of a layer."""
+        kinds = (self._keys, self._values, self._key_twins, self._value_twins)
+        return LayerParts(*(kind[layer].parts if kind else () for kind in kinds))
 
     def assign(self, twins_N2: torch.Tensor, forks_N2: torch.Tensor) -> None:
         """Assigns twins to blocks, and the content of others to blocks and to their twins: see `RunningPlan`."""

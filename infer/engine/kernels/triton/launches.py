@@ -40,6 +40,10 @@ class TritonKernels(GpuKernels):
         self._attention = LaunchedAttention(cache, program.num_heads, compute, longest)
         self._factors = {layer: each.float().contiguous() for layer, each in weights.key_factors.items()}
         self._scratch = self._attention.scratch(most_rows)
+        # Of steps of buckets, whose padding nothing writes: it stays finite.
+        self._attended = torch.zeros(
+            most_rows, program.num_heads * program.head_dim, dtype=weights.dtype, device=cache.device
+        )
         self._query_columns = program.num_heads * program.head_dim
 
     def query_tiles(self, span_length: Array) -> Array:
@@ -88,7 +92,7 @@ class TritonKernels(GpuKernels):
 
     def attend(self, operation: AttendToCache, query_TF: torch.Tensor, step: StepOnDevice) -> torch.Tensor:
         """See `GpuKernels`."""
-        out_TF = torch.empty_like(query_TF)
+        out_TF = self._attended[: len(query_TF)] if step.is_decoding else torch.empty_like(query_TF)
         spans = Spans(step.tiles, step.firsts, step.starts, step.lengths, step.tables, step.tables.stride(0))
         place = operation.layer, operation.window, query_TF, out_TF, spans
         if step.is_decoding:

@@ -16,7 +16,7 @@ FEW_ROWS: Final = 2  # are multiplied one by one: each reads the weight, the sec
 _DENSE: Final = 128  # columns of a weight that is not in codes, which are read at once
 _ROW_BLOCK: Final = 16  # out features of a program for one row
 _ROW_BYTES: Final = 512  # of codes of an out feature that are read at once
-_TILE_BLOCK: Final = 64  # out features of a tile
+_TILE_BLOCKS: Final = {0: 64, 8: 64, 4: 32}  # out features of a tile, by bits: two halves of a byte take registers
 _TILE_COLUMNS: Final = 64  # columns of a tile
 _TILES: Final = (16, 32, 64)
 
@@ -60,14 +60,15 @@ def multiply_tiles(
         size: the rows of a tile; 0: as suits their number.
     """
     num_experts = 1 if pairs is None else len(pairs.ends)
-    shape = _shape(weight, num_experts, _TILE_BLOCK, _TILE_COLUMNS)
+    block = _TILE_BLOCKS[weight.grouping.bits if isinstance(weight, CodedWeight) else 0]
+    shape = _shape(weight, num_experts, block, _TILE_COLUMNS)
     size = size or tile_rows(len(x_MK), num_experts)
     out_MN, tiles, count = x_MK.new_empty(len(x_MK), shape.rows), None, ceil_div(len(x_MK), size)
     if pairs is not None:
         count += min(num_experts, len(x_MK))
         tiles = expert_tiles(pairs.ends, size, count)
     is_wide = x_MK.dtype == torch.float32 or x_MK.device.type == "cpu"  # the interpreter multiplies bf16 wrongly
-    tile_product_kernel[(ceil_div(shape.rows, _TILE_BLOCK), count)](
+    tile_product_kernel[(ceil_div(shape.rows, block), count)](
         x_MK.contiguous(),
         _tensors(weight),
         bias_N,

@@ -66,7 +66,7 @@ def _stored(weight: tl.tensor, rows: tl.tensor, groups: tl.tensor, valid: tl.ten
     place = tl.arange(0, S.padded)
     line = rows[:, None].to(tl.int64) * S.num_groups + groups[None, :]
     scales = tl.full(valid.shape, 1.0, tl.float32)
-    minima = tl.zeros(valid.shape, tl.float32)
+    minima = tl.full(valid.shape, 0.0, tl.float32)
     if S.bits == 0:
         column = groups[None, :, None] * S.stored + place[None, None, :]
         at = rows[:, None, None].to(tl.int64) * S.columns + column
@@ -84,7 +84,7 @@ def _stored(weight: tl.tensor, rows: tl.tensor, groups: tl.tensor, valid: tl.ten
 def _row_sums(x: tl.tensor, weight: tl.tensor, rows: tl.tensor, inside: tl.tensor, S: tl.constexpr) -> tl.tensor:
     """Returns the products of one row x with rows of a weight, fp32 [N]."""
     place = tl.arange(0, S.padded)[None, :]
-    total = tl.zeros((S.block,), tl.float32)
+    total = tl.full((S.block,), 0.0, tl.float32)
     for first in range(0, S.num_groups, S.groups):
         groups = first + tl.arange(0, S.groups)
         is_group = groups < S.num_groups
@@ -146,7 +146,7 @@ def _tile_sums(
     narrow = x.dtype.element_ty
     slot = tl.arange(0, S.groups * S.padded)
     place = slot % S.padded
-    total = tl.zeros((S.tile, S.block), tl.float32)
+    total = tl.full((S.tile, S.block), 0.0, tl.float32)
     for first in range(0, S.num_groups, S.groups):
         groups = first + tl.arange(0, S.groups)
         valid = inside[:, None] & (groups < S.num_groups)[None, :]

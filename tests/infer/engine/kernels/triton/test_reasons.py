@@ -76,8 +76,7 @@ def test_gpus_give_nine_tenths_to_the_cache(tiny: Path, monkeypatch: pytest.Monk
     """Beside weights, graphs and CUDA itself, for which 1 GiB is left."""
     machine(monkeypatch, "3.8.0", H100)
     monkeypatch.setattr(memory_plan, "free_gpu_memory", lambda count: (3 << 30,) * count)
-    options = {"max_running": 10**4, "max_batched_tokens": 10**4}
-    found = plan(EngineOptions(tiny, kv_dtype="fp32", **options))
+    found = plan(EngineOptions(tiny, kv_dtype="fp32", max_running=10**4, max_batched_tokens=10**4))
     left = (3 << 30) - found.weight_bytes - found.buffer_bytes
     assert found.buffer_bytes > 1 << 30
     assert 0.89 * left < found.kv_bytes <= 0.9 * left

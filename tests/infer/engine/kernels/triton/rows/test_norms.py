@@ -41,9 +41,8 @@ def test_the_norm_is_that_of_the_sum(dtype: torch.dtype, has_added: bool, has_bi
 def test_gates_are_those_of_torch(dtype: torch.dtype) -> None:
     inner_TF = drawn(dtype, ROWS, 2 * COLUMNS) * 4
     first, up = inner_TF.float().chunk(2, dim=-1)
-    close = {"rtol": CLOSE[dtype], "atol": 4 * CLOSE[dtype]}
     expected = F.silu(first).to(dtype).float() * up
-    torch.testing.assert_close(gate(inner_TF, "swiglu").float(), expected, **close)
+    torch.testing.assert_close(gate(inner_TF, "swiglu").float(), expected, rtol=CLOSE[dtype], atol=4 * CLOSE[dtype])
     expected = F.gelu(inner_TF.float(), approximate="tanh")
-    torch.testing.assert_close(gate(inner_TF, "gelu_new").float(), expected, **close)
+    torch.testing.assert_close(gate(inner_TF, "gelu_new").float(), expected, rtol=CLOSE[dtype], atol=4 * CLOSE[dtype])
     assert torch.isfinite(gate(torch.full((1, 8), -1e4, dtype=dtype), "gelu_new")).all()

@@ -1,0 +1,46 @@
+"""The launches of attention and of what stores its keys that the gate compiles: a choice of models and formats."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import torch
+
+from tk.infer.engine.kernels.aten.kv_cache import KVCache
+from tk.infer.engine.kernels.triton.append import HeadWeights, rotate_and_append
+from tk.infer.engine.kernels.triton.attention import Spans
+from tk.infer.engine.kernels.triton.paged_attention import LaunchedAttention
+
+META: Final = torch.device("meta")
+BLOCK, TOKENS, SPANS, MAX_CONTEXT = 32, 64, 16, 8192
+
+
+def _launch(kv_dtype: str, heads: int, kv_heads: int, dim: int, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Launches all kernels of one layer: with norms of heads, and factors of 4-bit keys."""
+    cache = KVCache(1, 64, kv_heads, BLOCK, dim, kv_dtype, device=META)
+    qkv, query, out = (
+        torch.empty(TOKENS, count * dim, dtype=dtype, device=META) for count in (heads + 2 * kv_heads, heads, heads)
+    )
+    slots, tables = torch.empty(TOKENS, dtype=torch.int32, device=META), torch.empty(SPANS, 256, dtype=torch.int32)
+    angles = torch.empty(2, TOKENS, dim, dtype=dtype, device=META)
+    norm = torch.empty(dim, dtype=dtype, device=META)
+    factors = torch.empty(kv_heads, dim, device=META) if kv_dtype == "int4" else None
+    rotate_and_append(cache, 0, qkv, query, slots, (angles[0], angles[1]), HeadWeights(norm, norm, factors, 1e-6))
+    number = torch.empty(SPANS, dtype=torch.int32, device=META)
+    spans = Spans(torch.empty(SPANS, 2, dtype=torch.int32, device=META), number, number, number, tables.to(META), 256)
+    attention = LaunchedAttention(cache, heads, dtype, MAX_CONTEXT)
+    attention.attend(0, None, query, out, spans)
+    attention.decode(0, None, query, out, spans, attention.scratch(SPANS))
+
+
+CASES: Final[dict[str, Callable[[], object]]] = {
+    "bf16, 128 dims": partial(_launch, "bf16", 32, 8, 128),
+    "fp8, 128 dims": partial(_launch, "fp8", 32, 8, 128),
+    "int8, 128 dims": partial(_launch, "int8", 32, 8, 128),
+    "int4, 128 dims": partial(_launch, "int4", 32, 8, 128),
+    "k8v4, 80 dims, fp16": partial(_launch, "k8v4", 32, 32, 80, torch.float16),
+    "bf16, 256 dims": partial(_launch, "bf16", 16, 2, 256),
+    "int4, 256 dims": partial(_launch, "int4", 16, 2, 256),
+    "fp32, 64 dims": partial(_launch, "fp32", 14, 2, 64, torch.float32),
+    "int8, 128 dims, fp32": partial(_launch, "int8", 32, 8, 128, torch.float32),
+}

@@ -1,0 +1,50 @@
+"""The gate: every kernel compiles for GPUs that are not here, with the oldest and the newest Triton, within its limits.
+
+Two processes compile, one per version; `footprints.json` beside Triton's folders keeps what they measured.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tk.scripts.triton_versions import TRITON, VERSIONS
+from tk.tests.infer.engine.kernels.triton.gate import CAPABILITIES, Footprint, kernels_of_the_package
+
+pytestmark = [pytest.mark.triton, pytest.mark.slow]
+ROOT = Path(__file__).resolve().parents[5]
+
+
+def _gate(version: str) -> "subprocess.Popen[str]":
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {
+        "PYTHONPATH": os.pathsep.join([str(TRITON / version), str(ROOT / ".build")]),
+        "TRITON_CACHE_DIR": str(TRITON / "cache" / version),
+    }
+    command = [sys.executable, "-m", "tk.tests.infer.engine.kernels.triton.gate"]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.timeout(900)
+def test_every_kernel_compiles_within_its_limits() -> None:
+    gates = {version: _gate(version) for version in VERSIONS}
+    found: dict[str, list[Footprint]] = {}
+    for version, gate in gates.items():
+        output, errors = gate.communicate()
+        assert gate.returncode == 0, f"Triton {version}: {errors[-3000:]}"
+        found[version] = [Footprint(**json.loads(line)) for line in output.splitlines()]
+    for version, footprints in found.items():
+        assert {each.capability for each in footprints} == set(CAPABILITIES)
+        assert {each.kernel for each in footprints} == kernels_of_the_package()
+        assert [f"Triton {version}: {each}" for each in footprints if not each.fits] == []
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    fine = Footprint("case", "kernel", "", 80, registers=255, stack=0, shared=99 * 1024)
+    assert fine.fits
+    assert not Footprint("case", "kernel", "", 80, registers=255, stack=8, shared=0).fits
+    assert not Footprint("case", "kernel", "", 80, registers=256, stack=0, shared=0).fits
+    assert not Footprint("case", "kernel", "", 80, registers=255, stack=0, shared=99 * 1024 + 1).fits
