@@ -127,12 +127,12 @@ def test_more_memory_than_the_host_has_is_refused(
 
 
 def test_the_memory_of_gpus_counts_where_ranks_compute_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two GPUs of 400 and 300 kB in a machine without memory of its own."""
+    """Two GPUs of 200 and 110 kB in a machine without memory of its own."""
     monkeypatch.setattr(placement, "count_gpus", lambda: 2)
-    monkeypatch.setattr(memory_plan, "free_gpu_memory", lambda num_gpus: (400_000, 300_000)[:num_gpus])
+    monkeypatch.setattr(memory_plan, "free_gpu_memory", lambda num_gpus: (200_000, 110_000)[:num_gpus])
     monkeypatch.setattr(memory_plan, "free_memory", lambda: 0)
     block = 32 * kv_bytes_per_rank(CONFIG, 1, "fp32")
-    for tp, smallest in ((1, 400_000), (2, 300_000)):
+    for tp, smallest in ((1, 200_000), (2, 110_000)):
         options = EngineOptions(Path("m"), tp=tp, max_running=1, max_batched_tokens=1, threads=1, kernels="aten")
         plan = plan_memory(CONFIG, options, "fp32", "fp32")
         room = smallest - plan.weight_bytes - plan.buffer_bytes

@@ -43,6 +43,11 @@ class ProductShape:
     is_gated: bool = False
     is_wide: bool = False
 
+    @property
+    def width(self) -> int:
+        """The columns of a padded group."""
+        return 2 * self.padded if self.bits == 4 else self.padded
+
 
 class StoredWeight(NamedTuple):
     """The tensors of a weight: numbers [N, K], or codes with scales and minima [N, G]; None for what there is not."""
@@ -131,12 +136,6 @@ def row_product_kernel(
 
 
 @triton.jit
-def _flat(numbers: tl.tensor, kind: tl.constexpr, S: tl.constexpr) -> tl.tensor:
-    """Returns [N, G, C] as the right operand of a product, [G C, N]."""
-    return tl.trans(tl.reshape(numbers, (S.block, S.groups * S.padded)).to(kind))
-
-
-@triton.jit
 def _tile_sums(
     x: tl.tensor, weight: tl.tensor, rows: tl.tensor, inside: tl.tensor, lines: tl.tensor, real: tl.tensor,
     S: tl.constexpr,
@@ -144,32 +143,24 @@ def _tile_sums(
     """Returns the products of rows x with rows of a weight, fp32 [M, N]; widened values have the dtype of x."""
     kind = tl.float32 if S.is_wide else x.dtype.element_ty
     narrow = x.dtype.element_ty
-    slot = tl.arange(0, S.groups * S.padded)
-    place = slot % S.padded
+    slot = tl.arange(0, S.groups * S.width)
+    place = slot % S.width
     total = tl.full((S.tile, S.block), 0.0, tl.float32)
     for first in range(0, S.num_groups, S.groups):
         groups = first + tl.arange(0, S.groups)
         valid = inside[:, None] & (groups < S.num_groups)[None, :]
         numbers, scales, minima = _stored(weight, rows, groups, valid, S)
-        group = first + slot // S.padded
-        start = group * S.group
         if S.bits == 4:
-            low_in = real[:, None] & ((group < S.num_groups) & (2 * place < S.group))[None, :]
-            high_in = real[:, None] & ((group < S.num_groups) & (2 * place + 1 < S.group))[None, :]
-            low = tl.load(lines + (start + 2 * place)[None, :], mask=low_in, other=0.0).to(kind)
-            high = tl.load(lines + (start + 2 * place + 1)[None, :], mask=high_in, other=0.0).to(kind)
-            wide = ((numbers & 15).to(tl.float32) * scales[:, :, None] + minima[:, :, None]).to(narrow)
-            total = tl.dot(low, _flat(wide, kind, S), total, input_precision="ieee")
-            wide = ((numbers >> 4).to(tl.float32) * scales[:, :, None] + minima[:, :, None]).to(narrow)
-            total = tl.dot(high, _flat(wide, kind, S), total, input_precision="ieee")
-        else:
-            at = start + place
-            has = real[:, None] & ((place < S.group) & (at < S.columns))[None, :]
-            values = tl.load(lines + at[None, :], mask=has, other=0.0).to(kind)
-            wide = numbers
-            if S.bits == 8:
-                wide = ((numbers.to(tl.float32) - 128.0) * scales[:, :, None]).to(narrow)
-            total = tl.dot(values, _flat(wide, kind, S), total, input_precision="ieee")
+            numbers = tl.reshape(tl.join(numbers & 15, numbers >> 4), (S.block, S.groups, S.width))
+            numbers = (numbers.to(tl.float32) * scales[:, :, None] + minima[:, :, None]).to(narrow)
+        elif S.bits == 8:
+            numbers = ((numbers.to(tl.float32) - 128.0) * scales[:, :, None]).to(narrow)
+        group = first + slot // S.width
+        at = group * S.group + place
+        has = real[:, None] & ((group < S.num_groups) & (place < S.group) & (at < S.columns))[None, :]
+        values = tl.load(lines + at[None, :], mask=has, other=0.0).to(kind)
+        wide = tl.trans(tl.reshape(numbers, (S.block, S.groups * S.width)).to(kind))
+        total = tl.dot(values, wide, total, input_precision="ieee")
     return total
 
 

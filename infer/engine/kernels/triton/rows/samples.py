@@ -139,10 +139,10 @@ def largest_logits_kernel(logits: tl.tensor, found: tl.tensor, S: tl.constexpr) 
 
 
 @triton.jit
-def noisy_scores_kernel(logits: tl.tensor, options: tl.tensor, found: tl.tensor, S: tl.constexpr) -> None:
+def noisy_scores_kernel(logits: tl.tensor, settings: tl.tensor, found: tl.tensor, S: tl.constexpr) -> None:
     """Finds a block's best score with noise, if its row is not greedy; programs: (row, block)."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    temperature = tl.load(options.temperature + row)
+    temperature = tl.load(settings.temperature + row)
     if temperature > 0:
         every = tl.arange(0, S.blocks)
         at = found.largest + row * S.num_blocks + every
@@ -152,7 +152,7 @@ def noisy_scores_kernel(logits: tl.tensor, options: tl.tensor, found: tl.tensor,
         scores = tl.load(logits + row * S.vocab + tokens, mask=tokens < S.vocab, other=_LOWEST) - largest
         if temperature != 1:
             scores = tl.div_rn(scores, tl.zeros_like(scores) + temperature)
-        noise = 0.0 - log(0.0 - log(uniform(draws, row, options)))
+        noise = 0.0 - log(0.0 - log(uniform(draws, row, settings)))
         totals = tl.where(scores > _LOWEST, scores.to(tl.float64) + noise, _LOWEST)
         best, token = _first_best(totals, tokens)
         tl.store(found.scores + row * S.num_blocks + block, best)

@@ -26,10 +26,10 @@ def options(rows: SamplingRows) -> RowOptions:
 
 
 @triton.jit
-def _noise(found: tl.tensor, gumbel: tl.tensor, options: tl.tensor, DRAWS: tl.constexpr) -> None:
+def _noise(found: tl.tensor, gumbel: tl.tensor, settings: tl.tensor, DRAWS: tl.constexpr) -> None:
     draws = tl.arange(0, DRAWS)[:, None]
     tokens = draws * 4 + tl.arange(0, 4)[None, :]
-    numbers = uniform(draws, tl.program_id(0), options)
+    numbers = uniform(draws, tl.program_id(0), settings)
     tl.store(found + tl.program_id(0) * DRAWS * 4 + tokens, numbers)
     tl.store(gumbel + tl.program_id(0) * DRAWS * 4 + tokens, 0.0 - log(0.0 - log(numbers)))
 
