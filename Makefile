@@ -92,8 +92,8 @@ site: $(READY) ## build the pages of docs/ as a site with search, in .build/webs
 wheels: $(READY) ## fill .build/wheels with what a GPU machine without network may lack
 	@$(BIN)/python scripts/gpu_wheels.py
 
-gpu-check: ## everything that needs CUDA, with this machine's own python and no installation
-	@$(or $(GPU_PYTHON),python3) scripts/gpu_check.py $(ARGS)
+gpu-check: ## what needs CUDA (PART="kernels speed", OUT=folder), with this machine's own python and no installation
+	@$(or $(GPU_PYTHON),python3) scripts/gpu_check.py $(PART) $(if $(OUT),--out $(OUT)) $(ARGS)
 
 clean: ## remove what was built, .venv included; runs/ stays
 	rm -rf $(VENV) .build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -21,6 +21,7 @@ CONTENDERS = (
     "save-tk",
     "decode-tk",
     "decode-transformers",
+    "decode-vllm",
 )
 
 

@@ -1,18 +1,20 @@
 """One contender of bench_gpu.py: `python -m tk.benchmarks.gpu_contender NAME`."""
 
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import torch
 import torch.nn.functional as F
 
+from tk.benchmarks.gpu_decode import decode_tk, decode_transformers, decode_vllm
+from tk.benchmarks.gpu_model import CUDA, LENGTH, SHAPE, VOCAB_SIZE, figure, seconds, transformers_model
 from tk.core.config import parse
+from tk.core.gpu_cards import card_named
 from tk.train.config.train_config import TrainConfig
 from tk.train.context.dealing import deal
 from tk.train.context.kernels import PortableTileKernel, Tensors, TileKernel, kernel_for
@@ -20,45 +22,18 @@ from tk.train.context.tiled import attend_tiles, differentiate_tiles
 from tk.train.context.tiles import AttentionTile, tiles
 from tk.train.run.trainer import Trainer
 
-if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
-
-CUDA: Final = torch.device("cuda")
-VOCAB_SIZE: Final = 16384
-ROWS, MICRO, LENGTH = 8, 4, 4096
-SHAPE: Final = {
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_hidden_layers": 22,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": LENGTH,
-}
+ROWS, MICRO = 8, 4
 CACHE: Final = Path(".build/bench/stdlib")
-WAITS: Final = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMemcpyAsync", "cudaLaunchKernel", "aten::item")
-PROMPT, ANSWER = 128, 128  # tokens of decoding
-
-
-def seconds(run: Callable[[], object], warm_up: int = 2, counted: int = 6) -> float:
-    """Returns the median time of a call, with the GPU's work."""
-    found = []
-    for _ in range(warm_up + counted):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        run()
-        torch.cuda.synchronize()
-        found.append(time.perf_counter() - start)
-    return statistics.median(found[warm_up:])
 
 
 def limits() -> None:
     """The rate of matrix products and of copies, which all other figures are seen beside."""
-    print(torch.cuda.get_device_name(), "torch", torch.__version__)
     left, right = (torch.randn(8192, 8192, device=CUDA, dtype=torch.bfloat16) for _ in range(2))
-    print(f"bf16 products: {2 * 8192**3 / seconds(lambda: left @ right) / 1e12:.0f} TFLOP/s")
+    figure("bf16 products of 8,192 x 8,192", f"{2 * 8192**3 / seconds(lambda: left @ right) / 1e12:.0f} TFLOP/s")
     source = torch.empty(2**30, device=CUDA, dtype=torch.float32)
     target = torch.empty_like(source)
-    print(f"copies: {2 * 4 * 2**30 / seconds(lambda: target.copy_(source)) / 1e12:.2f} TB/s")
+    rate = 2 * 4 * 2**30 / seconds(lambda: target.copy_(source)) / 1e12
+    figure("copies on the GPU, bytes read and written", f"{rate:.2f} TB/s")
 
 
 def compare_tiles() -> None:
@@ -71,10 +46,10 @@ def compare_tiles() -> None:
         base = seconds(partial(torchs_attention, (q_1HLE, k_1KLE, v_1KLE), torch.randn_like(q_1HLE)))
         flash = seconds(partial(tiled_attention, mine, found, kernel_for(q)))
         portable = seconds(partial(tiled_attention, mine, found, PortableTileKernel()), 1, 1)
-        print(
-            f"{length} tokens, cp {cp}: {len(found)} tiles {flash * 1e3:.2f} ms ({type(kernel_for(q)).__name__}), "
-            f"portable {portable * 1e3:.1f} ms, torch's whole row {base * 1e3:.2f} ms: {flash * cp / base:.2f} of its "
-            "time per pair"
+        figure(
+            f"attention of {length:,} tokens, cp {cp}, in {len(found)} tiles ({type(kernel_for(q)).__name__})",
+            f"{flash * 1e3:.2f} ms; portable {portable * 1e3:.1f} ms; torch's whole row {base * 1e3:.2f} ms: "
+            f"{flash * cp / base:.2f} of its time per pair",
         )
 
 
@@ -111,9 +86,12 @@ def report(name: str, step: Callable[[], object], num_parameters: int) -> None:
     duration = seconds(step)
     per_token = 6 * num_parameters + 6 * SHAPE["num_hidden_layers"] * SHAPE["hidden_size"] * LENGTH
     tokens = ROWS * LENGTH / duration
-    print(
-        f"{name}: {tokens:.0f} tokens/s, {tokens * per_token / 1e12:.0f} TFLOP/s of the model, "
-        f"first step {first:.1f} s, peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
+    card, rate = card_named(torch.cuda.get_device_name()), tokens * per_token
+    mfu = f", MFU {rate / card.flops:.2f}" if card else ""
+    figure(
+        f"training with {name}, {num_parameters / 1e9:.2f} B parameters, rows of {LENGTH:,}",
+        f"{tokens:,.0f} tokens/s, {rate / 1e12:.0f} TFLOP/s of the model{mfu}, first step {first:.1f} s, "
+        f"peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB",
     )
 
 
@@ -148,15 +126,6 @@ def profile(step: Callable[[], object]) -> None:
             print(f"{event.key}: {event.count} times, {event.cpu_time_total / 1e3:.1f} ms of the CPU")
 
 
-def transformers_model() -> "LlamaForCausalLM":
-    """Returns the same model of transformers, with fp32 parameters."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    with CUDA:
-        return LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB_SIZE, tie_word_embeddings=False, **SHAPE))
-
-
 def train_transformers(compiled: bool) -> None:
     """Training steps of transformers under autocast, with torch's fused AdamW."""
     model = transformers_model()
@@ -188,41 +157,8 @@ def save_tk() -> None:
             run.saver.save(trainer.state.step, trainer.resume_state().to_json(), wait=wait)
             run.saver.flush_pending()
             torch.cuda.synchronize()
-            print(
-                f"training waits {time.perf_counter() - start:.2f} s" + (" until the step is committed" if wait else "")
-            )
-
-
-def decode_tk() -> None:
-    """Decoding by tk's ATen backend."""
-    from tk.infer import LLM, SamplingParams
-
-    folder = Path(os.environ["TK_BENCH_RUN"]).with_name("hf")
-    transformers_model().bfloat16().save_pretrained(folder)
-    torch.cuda.empty_cache()
-    sampling = SamplingParams(temperature=0, max_new_tokens=ANSWER, ignore_eos=True)
-    with LLM(folder, kernels="aten", kv_memory=8 << 30) as llm:
-        for batch in (1, 32):
-            prompts = [[1 + (row * 7 + at) % 1000 for at in range(PROMPT)] for row in range(batch)]
-            llm.generate(prompts, sampling)
-            start = time.perf_counter()
-            llm.generate(prompts, sampling)
-            duration = time.perf_counter() - start
-            print(f"tk aten, batch {batch}: {batch * ANSWER / duration:.0f} tokens/s, prompts of {PROMPT} included")
-
-
-def decode_transformers() -> None:
-    """Decoding by generate of transformers."""
-    model = transformers_model().bfloat16().eval()
-    for batch in (1, 32):
-        prompts = torch.randint(1, 1000, (batch, PROMPT), device=CUDA)
-        options = {"max_new_tokens": ANSWER, "min_new_tokens": ANSWER, "do_sample": False, "pad_token_id": 0}
-
-        def run(prompts: torch.Tensor = prompts, options: dict[str, Any] = options) -> object:
-            return model.generate(prompts, attention_mask=torch.ones_like(prompts), **options)
-
-        duration = seconds(run, 1, 1)
-        print(f"transformers, batch {batch}: {batch * ANSWER / duration:.0f} tokens/s, prompts of {PROMPT} included")
+            what = "a save that training waits for" if wait else "a save in the background: training waits"
+            figure(what, f"{time.perf_counter() - start:.2f} s")
 
 
 RUNS: Final[dict[str, Callable[[], None]]] = {
@@ -235,6 +171,7 @@ RUNS: Final[dict[str, Callable[[], None]]] = {
     "save-tk": save_tk,
     "decode-tk": decode_tk,
     "decode-transformers": decode_transformers,
+    "decode-vllm": decode_vllm,
 }
 
 if __name__ == "__main__":

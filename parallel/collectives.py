@@ -1,5 +1,7 @@
 """All collectives of the toolkit: plain functions on local tensors, which do nothing in a group of one rank.
 
+Tensors of a GPU go over NCCL. In a group of gloo, whose ranks may share one GPU, they go through copies on the host.
+
 Reductions are sums, and the caller divides: gloo's averaging was silently wrong in older versions. The functions of
 torch go by their newer names, and by their older ones where torch is older.
 """
@@ -59,6 +61,8 @@ def all_reduce(tensor: torch.Tensor, group: Group) -> torch.Tensor:
 
 def all_reduce_max(tensor: torch.Tensor, group: Group) -> torch.Tensor:
     """Takes the elementwise maximum of `tensor` over the group, in place. Returns it."""
+    if by_host(tensor, group):
+        return tensor.copy_(all_reduce_max(tensor.cpu(), group))
     if link := link_for(tensor, group, _MAX_LINK_BYTES // max(1, group.size - 1)):
         parts, work = _start_link_gather(tensor, group, link)
         work.wait()
@@ -72,6 +76,8 @@ def all_gather(tensor: torch.Tensor, group: Group) -> list[torch.Tensor]:
     """Returns every rank's tensor, in rank order; all have the same shape."""
     if group.size == 1:
         return [tensor]
+    if by_host(tensor, group):
+        return [part.to(tensor.device) for part in all_gather(tensor.cpu(), group)]
     if link := link_for(tensor, group):
         whole, work = _start_link_gather(tensor, group, link)
         work.wait()
@@ -79,6 +85,11 @@ def all_gather(tensor: torch.Tensor, group: Group) -> list[torch.Tensor]:
     parts = [torch.empty_like(tensor) for _ in range(group.size)]
     dist.all_gather(parts, tensor.contiguous(), group=group.process_group)
     return parts
+
+
+def by_host(tensor: torch.Tensor, group: Group) -> bool:
+    """Returns whether a message goes through a copy on the host."""
+    return group.over_gloo and tensor.is_cuda
 
 
 def link_for(tensor: torch.Tensor, group: Group, limit: int | None = None) -> Link | None:
@@ -102,6 +113,8 @@ def start_all_reduce(tensor: torch.Tensor, group: Group) -> PendingResult:
     """Starts to sum `tensor` over the group, in place."""
     if group.size == 1:
         return PendingResult(tensor)
+    if by_host(tensor, group):
+        return start_all_reduce(tensor.cpu(), group).then(tensor.copy_)
     if link := link_for(tensor, group, _MAX_LINK_BYTES // (group.size - 1)):
         parts, work = _start_link_gather(tensor, group, link)
         return PendingResult(parts, work, lambda parts: _sum_in_order(parts, tensor))
@@ -114,6 +127,11 @@ def start_all_reduce(tensor: torch.Tensor, group: Group) -> PendingResult:
     return PendingResult(tensor, dist.all_reduce(tensor, group=group.process_group, async_op=True))
 
 
+def _on_host(output: torch.Tensor) -> torch.Tensor:
+    """Returns memory of the host for a result."""
+    return torch.empty(output.shape, dtype=output.dtype)
+
+
 def _sum_in_order(parts: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     """Sums parts [size, ...] over dim 0 in rank order, so that every rank gets the same bits."""
     output.copy_(parts[0])
@@ -124,6 +142,8 @@ def _sum_in_order(parts: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
 
 def start_all_gather_flat(output: torch.Tensor, part: torch.Tensor, group: Group) -> PendingResult:
     """Starts to gather every rank's `part` [n] into 1-D `output` [size * n]; `part` may be this rank's range of it."""
+    if by_host(part, group):
+        return start_all_gather_flat(_on_host(output), part.cpu(), group).then(output.copy_)
     if link := link_for(part, group):
         own = output.view(group.size, -1)[group.rank]
         if own.data_ptr() != part.data_ptr():
@@ -144,6 +164,8 @@ def start_reduce_scatter_flat(output: torch.Tensor, values: torch.Tensor, group:
     """Starts to sum 1-D `values` [size * n] over the group; `output` [n] receives this rank's range of the sum."""
     if group.size == 1:
         return PendingResult(output if output.data_ptr() == values.data_ptr() else output.copy_(values))
+    if by_host(values, group):
+        return start_reduce_scatter_flat(_on_host(output), values.cpu(), group).then(output.copy_)
     if values.is_cuda:
         scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
         return PendingResult(output, scatter(output, values, group=group.process_group, async_op=True))
@@ -200,6 +222,8 @@ def start_all_to_all(rows: torch.Tensor, sent: Sequence[int], received: Sequence
     """
     if group.size == 1:
         return PendingResult(rows)
+    if by_host(rows, group):
+        return start_all_to_all(rows.cpu(), sent, received, group).then(lambda arrived: arrived.to(rows.device))
     output = rows.new_empty(sum(received), *rows.shape[1:])
     if link := link_for(rows, group):
         theirs, ours = rows.split(list(sent)), output.split(list(received))
@@ -214,6 +238,8 @@ def start_all_to_all(rows: torch.Tensor, sent: Sequence[int], received: Sequence
 
 def broadcast(tensor: torch.Tensor, group: Group) -> torch.Tensor:
     """Copies the values of the group's rank 0 into every rank's `tensor`. Returns it."""
+    if by_host(tensor, group):
+        return tensor.copy_(broadcast(tensor.cpu(), group))
     if link := link_for(tensor, group):
         whole = tensor.contiguous()
         sends = dict.fromkeys(link.connections, whole) if group.rank == 0 else {}

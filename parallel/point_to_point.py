@@ -5,13 +5,13 @@ Messages between two ranks are matched by order, so both ranks must post theirs 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 import torch.distributed as dist
 
-from .collectives import Work, all_reduce, link_for
+from .collectives import Work, all_reduce, by_host, link_for
 from .mesh import Group
 
 # Bytes that a socket takes at once. The rest of a larger message would be sent only when the sender, which goes on
@@ -37,10 +37,17 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class PendingMessage:
-    """A message under way. It holds its tensor, which must not be written before `wait` returns."""
+    """A message under way. It holds its tensor, which must not be written before `wait` returns.
+
+    Attributes:
+        tensor: what is sent, or received.
+        works: its operations.
+        arrived: what is received on the host, for a tensor of a GPU; None for all others.
+    """
 
     tensor: torch.Tensor
     works: tuple[Work, ...]
+    arrived: torch.Tensor | None = None
 
     def wait(self) -> torch.Tensor:
         """Waits until the tensor may be used (received) or written again (sent); on CUDA the current stream waits.
@@ -50,7 +57,7 @@ class PendingMessage:
         """
         for work in self.works:
             work.wait()
-        return self.tensor
+        return self.tensor if self.arrived is None else self.tensor.copy_(self.arrived)
 
 
 def connect(group: Group, device: torch.device) -> None:
@@ -64,6 +71,8 @@ def exchange(messages: Sequence[Send | Receive], group: Group) -> list[PendingMe
     Raises:
         RuntimeError: the connection to a peer is broken.
     """
+    if any(by_host(message.tensor, group) for message in messages):
+        return _exchange_by_host(messages, group)
     pending: dict[int, PendingMessage] = {}
     operations: dict[int, dist.P2POp] = {}
     for index, message in enumerate(messages):
@@ -79,6 +88,15 @@ def exchange(messages: Sequence[Send | Receive], group: Group) -> list[PendingMe
         else:
             operations[index] = dist.P2POp(dist.irecv, tensor, group=group.process_group, group_peer=message.source)
     return [each for _, each in sorted((pending | _post(operations)).items())]
+
+
+def _exchange_by_host(messages: Sequence[Send | Receive], group: Group) -> list[PendingMessage]:
+    """Posts messages of GPU tensors over gloo."""
+    copies = [replace(each, tensor=each.tensor.cpu()) for each in messages]
+    return [
+        PendingMessage(message.tensor, under_way.works, under_way.tensor if isinstance(message, Receive) else None)
+        for message, under_way in zip(messages, exchange(copies, group), strict=True)
+    ]
 
 
 def _post(operations: Mapping[int, dist.P2POp]) -> dict[int, PendingMessage]:

@@ -1,12 +1,14 @@
-"""Runs every test that needs CUDA, from the checkout, with this machine's own python (`make gpu-check`).
+"""Runs what needs CUDA, from the checkout, with this machine's own python (`make gpu-check`): tests, then benchmarks.
 
 Nothing is installed into that python: it imports the checkout as `tk` through the link .build/tk, and packages that are
 missing or too old are installed from .build/wheels (see `make wheels`) into .build/site. The python must have torch
-with CUDA, pip and packaging.
+with CUDA, pip and packaging. It runs in parts (gpu_parts.py), and ends with a table of all that have run.
 """
 
+import argparse
 import importlib.metadata
 import os
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -59,25 +61,70 @@ def complete(wanted: list[Requirement]) -> int:
     return subprocess.run(command).returncode
 
 
+def machine_line() -> str:
+    """Returns what the figures were measured on."""
+    import torch
+
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    versions = {name: _version(name) for name in ("triton", "transformers", "vllm")}
+    packages = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    python = ".".join(map(str, sys.version_info[:2]))
+    return f"`make gpu-check` on {len(names)} x {names[0]}, torch {torch.__version__}, {packages}, Python {python}."
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def prepared() -> bool:
+    """Links the checkout and completes the packages; returns False, and says why, if tests cannot run here."""
+    BUILD.mkdir(exist_ok=True)
+    if not (BUILD / "tk").exists():
+        (BUILD / "tk").symlink_to("..")
+    wanted = requirements(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"])
+    if complete(wanted) == 0:
+        return True
+    print(
+        "gpu-check: packages are missing: run `make wheels` on a machine with a network, then copy .build/wheels",
+        file=sys.stderr,
+    )
+    return False
+
+
 def main(arguments: list[str]) -> int:
     problem = cuda_problem()
     if problem:
         print(f"gpu-check: {problem}", file=sys.stderr)
         return 1
-    BUILD.mkdir(exist_ok=True)
-    if not (BUILD / "tk").exists():
-        (BUILD / "tk").symlink_to("..")
-    wanted = requirements(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"])
-    if complete(wanted) != 0:
-        print(
-            "gpu-check: packages are missing: run `make wheels` on a machine with a network, then copy .build/wheels",
-            file=sys.stderr,
-        )
+    if not prepared():
         return 1
-    path = os.pathsep.join([str(BUILD), str(SITE)])
-    # pytest-benchmark, where that python has it, warns beside `-n`, and warnings are errors here.
-    command = [sys.executable, "-m", "pytest", "-p", "no:benchmark", "-m", "gpu", *arguments]
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}).returncode
+    sys.path.insert(0, str(BUILD))
+    from tk.scripts.gpu_parts import PARTS, markdown, outcomes_in, run_part
+
+    names = [part.name for part in PARTS]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(names)}; all by default")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or BUILD / "gpu-check"))
+    parser.add_argument("--pytest", default="", help="further arguments of pytest, as one text")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.parts) - set(names):
+        parser.error(f"there is no part {', '.join(sorted(unknown))}: choose of {', '.join(names)}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(BUILD), str(SITE)])}
+    environment |= {"TK_BENCH_RUN": str(options.out.absolute() / "run")}
+    code = 0
+    for part in (each for each in PARTS if not options.parts or each.name in options.parts):
+        print(f"gpu-check: {part.name}: {part.what} ...", flush=True)
+        outcome = run_part(part, options.out, ROOT, environment, shlex.split(options.pytest))
+        print(f"gpu-check: {part.name}: {outcome.result} in {outcome.seconds:.0f} s", flush=True)
+        code = code or int(not outcome.passed)
+    table = markdown(machine_line(), outcomes_in(options.out))
+    (options.out / "gpu.md").write_text(table)
+    print(f"\n{table}\ngpu-check: this table is {options.out / 'gpu.md'}, and output of parts beside it")
+    return code
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 WHEELS = ROOT / ".build" / "wheels"
 PLATFORMS = tuple(f"manylinux{tag}_x86_64" for tag in ("2014", "_2_24", "_2_28", "_2_31", "_2_34"))
+MOST_BYTES = 64 << 20
 # Packages that a machine for models has (torch built for its driver, large wheels), or that only developers use.
 LEFT_OUT = frozenset(
     {"torch", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "numpy", "transformers"}
@@ -36,7 +37,11 @@ def main() -> int:
     WHEELS.mkdir(parents=True, exist_ok=True)
     code = subprocess.run([*command, "--dest", str(WHEELS), *pins((ROOT / "requirements.lock").read_text())]).returncode
     files = list(WHEELS.glob("*.whl"))
-    print(f"{WHEELS}: {len(files)} wheels, {sum(f.stat().st_size for f in files) / 2**20:.0f} MiB")
+    size = sum(file.stat().st_size for file in files)
+    print(f"{WHEELS}: {len(files)} wheels, {size / 2**20:.0f} MiB")
+    if size > MOST_BYTES:
+        print(f"These are more than {MOST_BYTES >> 20} MiB, which a GPU machine may not take.", file=sys.stderr)
+        return 1
     return code
 
 

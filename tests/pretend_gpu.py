@@ -162,6 +162,8 @@ class _Making(TorchFunctionMode):
             return self._memory.is_pinned(*arguments)
         if function is torch.Tensor.pin_memory:
             return self._memory.pinned_copy(*arguments)
+        if function is torch.empty and keywords.pop("pin_memory", False):
+            return self._memory.allocated(torch.empty(*arguments, **keywords))
         if function in _READS and isinstance(arguments[0], OnGpu):
             self._pretending.waited(f"reads {function.__name__}")
             self._memory.synchronize()
@@ -174,7 +176,7 @@ class _Pretending(TorchDispatchMode):
     Attributes:
         memory: the host's memory, as CUDA sees it.
         num_operations: how many had an argument or result on the GPU.
-        num_copies: how many copies between the GPU and pinned memory there were.
+        copies: those between the GPU and the host so far, "package/file.py function: to the GPU" or "to the host".
         pageable: the copies between the GPU and other memory.
         waits: what made the host wait for the GPU so far, "package/file.py function: why".
         scalars: the functions that made a tensor without dimensions there, of a number of the host.
@@ -185,7 +187,8 @@ class _Pretending(TorchDispatchMode):
         self.memory, self._ranks, self._allowed = memory, ranks, allowed
         self._fakes, self._turn = FakeTensorMode(), threading.Lock()
         self._known: dict[tuple[Any, ...], list[torch.device]] = {}
-        self.num_operations = self.num_copies = 0
+        self.num_operations = 0
+        self.copies: list[str] = []
         self.pageable: list[str] = []
         self.waits: list[str] = []
         self.scalars: list[str] = []
@@ -253,7 +256,7 @@ class _Pretending(TorchDispatchMode):
             if not (host.is_contiguous() and self.memory.is_pinned(host)) or converts:
                 how = "converts on its way between the GPU and" if converts else "copies between the GPU and"
                 self._judge_pageable(f"{operation} {how} memory of the host, {list(host.shape)},")
-            self.num_copies += 1
+            self.copies.append(f"{running_function()}: to the {'host' if host is result else 'GPU'}")
         if (into and host is source) or waits:
             operation(*arguments, **keywords)
         if not waits and host is source:
@@ -341,14 +344,15 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 @contextmanager
-def pretend_gpu(pageable: Collection[str] | None = None) -> Iterator[_Pretending]:
+def pretend_gpu(pageable: Collection[str] | None = None, over_gloo: bool = False) -> Iterator[_Pretending]:
     """A context in which the device GPU computes, on this thread and on those that start in it.
 
     Args:
         pageable: the functions, "package/file.py function", that may copy between the GPU and memory of the host
             that is not pinned; None = all.
+        over_gloo: whether ranks send over gloo; else they do as over NCCL.
     """
-    memory, ranks = PretendedMemory(), PretendedRanks()
+    memory, ranks = PretendedMemory(), PretendedRanks(over_gloo)
     pretending = _Pretending(memory, ranks, pageable)
     run, update = threading.Thread.run, NativeAdamW.__call__
 

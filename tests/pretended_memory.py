@@ -46,8 +46,8 @@ class PretendedMemory:
 
     pinned: dict[int, int] = field(default_factory=dict)
     num_synchronized: int = 0
-    _copies: list[torch.Tensor] = field(default_factory=list)
     _under_way: list[_Copy] = field(default_factory=list)
+    _allocated: list[torch.Tensor] = field(default_factory=list)  # kept, so that no other tensor gets its memory
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
@@ -63,15 +63,18 @@ class PretendedMemory:
         return 0
 
     def pinned_copy(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns a copy in memory that torch has pinned and keeps."""
-        copy = values.clone(memory_format=torch.contiguous_format)
-        self._copies.append(copy)
-        return copy
+        """Returns a copy in memory that torch has pinned."""
+        return self.allocated(values.clone(memory_format=torch.contiguous_format))
+
+    def allocated(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns a tensor of the host whose memory torch has pinned, and never uses again."""
+        self._allocated.append(values)
+        return values
 
     def is_pinned(self, values: torch.Tensor) -> bool:
         """Returns whether all of a tensor of the host is pinned."""
         low, high = _span(values)
-        of_torch = {each.data_ptr(): each.nbytes for each in self._copies}
+        of_torch = {each.data_ptr(): each.nbytes for each in self._allocated}
         return any(begin <= low and high <= begin + size for begin, size in (*self.pinned.items(), *of_torch.items()))
 
     def start_read(self, host: torch.Tensor) -> None:

@@ -8,9 +8,14 @@ import torch.distributed as dist
 
 
 class PretendedRanks:
-    """The process groups of one rank. Those that were asked for with gloo send tensors of the host; all others none."""
+    """The process groups of one rank. Those that were asked for with gloo send tensors of the host; all others none.
 
-    def __init__(self) -> None:
+    Args:
+        over_gloo: whether the job was started over gloo, as ranks that share one GPU are.
+    """
+
+    def __init__(self, over_gloo: bool = False) -> None:
+        self._over_gloo = over_gloo
         self._of_hosts: set[str] = set()
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
@@ -30,7 +35,7 @@ class PretendedRanks:
         patch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
 
     def _is_of_hosts(self, group: dist.ProcessGroup | None) -> bool:
-        return group is not None and group.group_name in self._of_hosts
+        return self._over_gloo or (group is not None and group.group_name in self._of_hosts)
 
     def check(self, operation: Any, arguments: Any, on_gpu: list[bool]) -> None:
         """Raises AssertionError if a collective has tensors of the host that NCCL would refuse, or mixes devices."""

@@ -59,7 +59,16 @@ FLOORS: dict[str, dict[str, int]] = {
         "async_llm": 11,
         "perplexity": 12,
     },
-    "infer/engine/kernels": {"sampler": 0, "loading": 0, "backend": 1, "aten": 2, "native": 2, "triton": 3},
+    "infer/engine/kernels": {
+        "sampler": 0,
+        "loading": 0,
+        "step_tensors": 0,
+        "backend": 1,
+        "aten": 2,
+        "native": 2,
+        "triton": 3,
+    },
+    "infer/engine/kernels/aten": {"pages": 0, "kv_cache": 1, "attention": 2},
     "infer/engine/kernels/native": {"binding": 0, "packing": 1, "packed": 2},
     "infer/engine/kernels/triton": {"step": 0, "rows": 1, "run": 1},
     "infer/engine/schedule": {
@@ -123,8 +132,10 @@ FLOORS: dict[str, dict[str, int]] = {
 }
 # The modules that compute. All other modules, policies and clients among them, work without a deep-learning stack.
 COMPUTE: dict[str, str] = {
-    "infer.engine.kernels.aten": "adapted_products experts interpreter kv_cache model_runner "
-    "online_softmax paged_attention pages prepare prepared_weights row_tiles",
+    "infer.engine.kernels": "step_tensors",
+    "infer.engine.kernels.aten": "adapted_products expert_products experts interpreter kv_cache "
+    "model_runner paged_attention pages prepare prepared_weights row_tiles",
+    "infer.engine.kernels.aten.attention": "online_softmax plan",
     "infer.engine.kernels.triton": "append attention cache formats hadamard launches paged_attention prepare",
     "infer.engine.kernels.triton.rows": "launched_products norms products samples",
     "infer.engine.kernels.triton.run": "assembly decode_graphs decoder experts graphs kernels loaded_rank model_runner",

@@ -5,10 +5,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from packaging.requirements import Requirement
 
-from tk.scripts import gpu_check, gpu_wheels
+from tk.scripts import gpu_check, gpu_parts, gpu_wheels
+from tk.scripts.gpu_parts import GpuPart
 
 
 def install(folder: Path, name: str, version: str) -> None:
@@ -47,3 +49,25 @@ def test_without_cuda_it_fails_and_names_the_cause(root: Path) -> None:
     run = subprocess.run(command, capture_output=True, text=True, env=hidden)
     assert (run.returncode, run.stdout) == (1, "")
     assert run.stderr == f"gpu-check: torch {torch.__version__} of {sys.executable} finds no CUDA device\n"
+
+
+def test_chosen_parts_run_and_write_their_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_check, "cuda_problem", lambda: None)
+    monkeypatch.setattr(gpu_check, "prepared", lambda: True)
+    monkeypatch.setattr(gpu_check, "machine_line", lambda: "on a card")
+    parts = tuple(GpuPart(name, "shows", ((module, "--version"),)) for name, module in (("a", "pip"), ("b", "nothing")))
+    monkeypatch.setattr(gpu_parts, "PARTS", parts)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert gpu_check.main(["a", "--out", str(tmp_path)]) == 0
+    table = (tmp_path / "gpu.md").read_text()
+    assert "| a | shows | passed |" in table
+    assert gpu_check.main(["b", "--out", str(tmp_path)]) == 1
+    table = (tmp_path / "gpu.md").read_text()
+    assert "| a | shows | passed |" in table, "the table keeps parts of earlier calls"
+    assert "| b | shows | --version: exit code 1 |" in table
+    assert table in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        gpu_check.main(["c", "--out", str(tmp_path)])
+    assert "there is no part c: choose of a, b" in capsys.readouterr().err

@@ -59,7 +59,7 @@ def walk(configs: list[dict[str, Any]], on_gpu: bool) -> dict[str, Any]:
             values += _train(config, GPU if on_gpu else CPU)
             gc.collect()
             assert gpu is None or not gpu.memory.pinned, "memory of an engine that has ended is still pinned"
-        return {"values": values, "copies": gpu.num_copies if gpu else 0}
+        return {"values": values, "copies": len(gpu.copies) if gpu else 0}
 
 
 def _train(config: dict[str, Any], device: torch.device) -> Iterator[Any]:
@@ -81,7 +81,7 @@ def walk_of_module(zero: int, precision: Precision, folder: str, on_gpu: bool) -
             values += _train_module(zero, precision, tier, Path(folder), GPU if on_gpu else CPU)
             gc.collect()
             assert gpu is None or not gpu.memory.pinned, "memory of an engine that has ended is still pinned"
-        return {"values": values, "copies": gpu.num_copies if gpu else 0}
+        return {"values": values, "copies": len(gpu.copies) if gpu else 0}
 
 
 def _train_module(zero: int, precision: Precision, tier: str, folder: Path, device: torch.device) -> Iterator[Any]:

@@ -124,3 +124,40 @@ def test_layers_with_whole_rows_compile(called: list[str], window: int | None) -
     q, k, v = values[:3]
     compiled = torch.compile(partial(attend, Windowed(0, window)), fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(q, k, v), attend(Windowed(0, window), q, k, v))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("documents", [(), (700, 1, 1347)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 20, 200])
+def test_the_gpus_kernels_have_the_values_of_a_cpu(
+    dtype: torch.dtype, documents: tuple[int, ...], window: int | None, head_dim: int
+) -> None:
+    """Outputs and gradients against fp64 on the CPU, and no memory for the square of the length."""
+    noise = torch.Generator().manual_seed(1)
+    values = [torch.randn(1, 2048, heads, head_dim, generator=noise).to(dtype) for heads in (6, 2, 2, 6)]
+    facts = GpuFacts.of(torch.device("cuda", 0))
+    assert facts is not None
+    there = [each.cuda() for each in values]
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    found = with_gradients(GpuAttention(facts, documents), there, window)
+    if head_dim == 64:  # scores of all queries and keys alone would take 96 MiB
+        assert torch.cuda.max_memory_allocated() - before < 64 << 20
+    right = with_gradients(attention_within(documents), [each.double() for each in values], window)
+    bound = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-6}[dtype]
+    for mine, true in zip(found, right, strict=True):
+        assert float((mine.cpu().double() - true).norm() / true.norm()) < bound
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 300])
+def test_layers_on_a_gpu_compile(window: int | None) -> None:
+    noise = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(2, 512, heads, 64, generator=noise).bfloat16().cuda() for heads in (6, 2, 2))
+    facts = GpuFacts.of(q.device)
+    assert facts is not None
+    attend = GpuAttention(facts, ())
+    compiled = torch.compile(partial(attend, Windowed(0, window)), fullgraph=True)
+    torch.testing.assert_close(compiled(q, k, v), attend(Windowed(0, window), q, k, v))

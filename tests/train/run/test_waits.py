@@ -71,9 +71,9 @@ def waits_of_a_step(config: dict[str, Any]) -> list[str]:
 def copies_of_a_step(config: dict[str, Any]) -> tuple[int, list[str]]:
     """Trains a step on this rank; returns the number of copies from the host, and who made scalars of the update."""
     with gpu_and_trainer(config) as (gpu, trainer):
-        copies, scalars = gpu.num_copies, len(gpu.scalars)
+        copies, scalars = len(gpu.copies), len(gpu.scalars)
         trainer.step()
-        return gpu.num_copies - copies, [each for each in gpu.scalars[scalars:] if "train/zero" in each]
+        return len(gpu.copies) - copies, [each for each in gpu.scalars[scalars:] if "train/zero" in each]
 
 
 def sections_of(name: str) -> dict[str, Any]:

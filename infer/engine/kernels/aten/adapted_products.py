@@ -25,7 +25,7 @@ from .row_tiles import SMALLEST
 
 @dataclass(frozen=True, slots=True)
 class LowRankProduct:
-    """The factors of one adapter beside one weight.
+    """The factors of one adapter beside one weight, or beside that of one expert.
 
     Attributes:
         down: A of all pairs, [R, D].
@@ -34,19 +34,6 @@ class LowRankProduct:
 
     down: torch.Tensor
     ups: tuple[tuple[torch.Tensor, int, int, float], ...]
-
-    @staticmethod
-    def of(adapter: WeightAdapter, dtype: DType, device: torch.device) -> "tuple[LowRankProduct, ...]":
-        """Copies the factors of an adapter, of that dtype, to a device; returns those of each expert."""
-        downs, *ups = (
-            StoredArray(each, dtype).torch().to(device).chunk(adapter.num_experts)
-            for each in (adapter.down, *(up.values for up in adapter.ups))
-        )
-        places = [(each.first_row, each.first_rank, each.scale) for each in adapter.ups]
-        return tuple(
-            LowRankProduct(down, tuple((up[expert], *place) for up, place in zip(ups, places, strict=True)))
-            for expert, down in enumerate(downs)
-        )
 
     def add_to(self, sums: Sequence[torch.Tensor], rows: slice, x_TD: torch.Tensor) -> None:
         """Adds the products of some rows to the sums of slices, each fp32 [T, F]."""
@@ -60,16 +47,48 @@ class LowRankProduct:
 
 
 @dataclass(frozen=True, slots=True)
+class LowRankProducts:
+    """The factors of one adapter beside the weights of all experts, or beside one weight.
+
+    Attributes:
+        down: A of all pairs, [experts, R, D].
+        ups: as those of `LowRankProduct`, each B [experts, F, r].
+    """
+
+    down: torch.Tensor
+    ups: tuple[tuple[torch.Tensor, int, int, float], ...]
+
+    @staticmethod
+    def of(adapter: WeightAdapter, dtype: DType, device: torch.device) -> "LowRankProducts":
+        """Copies the factors of an adapter, of that dtype, to a device."""
+        down, *ups = (
+            StoredArray(each, dtype).torch().to(device).unflatten(0, (adapter.num_experts, -1))
+            for each in (adapter.down, *(up.values for up in adapter.ups))
+        )
+        places = [(each.first_row, each.first_rank, each.scale) for each in adapter.ups]
+        return LowRankProducts(down, tuple((up, *place) for up, place in zip(ups, places, strict=True)))
+
+    def __getitem__(self, expert: int | torch.Tensor) -> LowRankProduct:
+        """Returns the factors of an expert; its number may be an int64 [1] on the device, for which nothing waits."""
+
+        def own(each: torch.Tensor) -> torch.Tensor:
+            return each[expert] if isinstance(expert, int) else each.index_select(0, expert)[0]
+
+        ups = tuple((own(up), first, rank, scale) for up, first, rank, scale in self.ups)
+        return LowRankProduct(own(self.down), ups)
+
+
+@dataclass(frozen=True, slots=True)
 class PreparedAdapter:
     """An adapter of a rank on its device.
 
     Attributes:
-        products: the factors, by the names of weights; of experts one after the other, else of one.
+        products: the factors, by the names of weights.
         changes: what it adds to biases, fp32, by the names of weights.
         own: the parameters that it has in place of the base's, by name.
     """
 
-    products: Mapping[str, tuple[LowRankProduct, ...]]
+    products: Mapping[str, LowRankProducts]
     changes: Mapping[str, torch.Tensor]
     own: Mapping[str, torch.Tensor]
 
@@ -79,7 +98,7 @@ class PreparedAdapter:
         dtype, device = format_of(weights.dtype), weights.device
         own = {name: StoredArray(values, dtype).torch().to(device) for name, values in adapter.own.items()}
         return PreparedAdapter(
-            {name: LowRankProduct.of(each, dtype, device) for name, each in adapter.beside.items()},
+            {name: LowRankProducts.of(each, dtype, device) for name, each in adapter.beside.items()},
             {
                 weight: own[bias].float() - weights[bias].float()
                 for weight, bias in linear_biases(program).items()
@@ -119,7 +138,7 @@ def multiply(name: str, product: AnyProduct, x_TD: torch.Tensor, ranges: Iterabl
 
 def add_of_expert(
     name: str,
-    expert: int,
+    expert: int | torch.Tensor,
     products: Sequence[torch.Tensor],
     x_TD: torch.Tensor,
     weights: Sequence[torch.Tensor],
@@ -129,6 +148,7 @@ def add_of_expert(
 
     Args:
         name: the weight of all experts.
+        expert: the expert's number, or an int64 [1] on the device.
         products: the product of each slice, [T, F], which changes in place.
         x_TD: the rows.
         weights: the slices of the expert's weight, each [F, D / slices].

@@ -1,26 +1,19 @@
 """A mixture of experts on torch's operators (see `model/experts/mixture.py`, whose sums it repeats).
 
-An expert multiplies a fixed number of rows at a time, padded, so that a token's bits do not depend on the others.
-Letters: T tokens, D hidden size, I intermediate size of an expert on this rank, E experts, K of them per token,
-S slices of I.
+Letters: T tokens, D hidden size, E experts, K of them per token, P = T K pairs, S slices of the experts' inner size,
+X = S D.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
-import torch.nn.functional as F
 
-from .....model.activation import swiglu
-from .....parallel.coded_weight import CodedWeight
+from .....model.experts.token_pairs import TokenPairs
 from .....parallel.collectives import tree_sum
-from .....parallel.products import linear
-from ...program.operations import Route, RunExperts
-from .adapted_products import AdaptedRange, add_of_expert
-from .row_tiles import SMALLEST
-
-ExpertRows: TypeAlias = torch.Tensor | CodedWeight  # the weights of all experts, one below the other
+from ...program.operations import Route
+from .adapted_products import AdaptedRange, PreparedAdapter
+from .expert_products import ExpertWeights, by_tiles, of_expert
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,47 +73,42 @@ def _best(numbers_TN: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def run_experts(
-    x_TD: torch.Tensor,
-    routing: Routing,
-    gate_up: ExpertRows,
-    down: ExpertRows,
-    operation: RunExperts,
-    adapted: Sequence[AdaptedRange] = (),
+    x_TD: torch.Tensor, routing: Routing, weights: ExpertWeights, adapted: Sequence[AdaptedRange] = ()
 ) -> torch.Tensor:
     """Maps tokens [T, D] to this rank's part of the weighted sums of their experts, [T, D].
 
     Args:
         x_TD: the tokens.
         routing: their experts.
-        gate_up, down: the weights of all experts, one below the other: [E * 2I, D] and [E * D, I].
-        operation: their sizes.
+        weights: the weights of all experts.
         adapted: the tokens with an adapter.
     """
-    num_experts, num_slices = operation.num_experts, operation.num_slices
-    top_k = routing.chosen_TK.shape[1]
-    sums_STD = torch.zeros(num_slices, *x_TD.shape, dtype=torch.float32, device=x_TD.device)
+    if x_TD.device.type == "cpu":
+        return _sums_by_count(x_TD, routing, weights, adapted)
+    found_TD = _sums_by_tile(x_TD, routing, weights)
+    names = (weights.operation.gate_up, weights.operation.down)
+    for each in adapted:
+        if any(name in each.adapter.products for name in names):
+            part = Routing(routing.weights_TK[each.rows], routing.chosen_TK[each.rows])
+            found_TD[each.rows] = _sums_by_tile(x_TD[each.rows], part, weights, each.adapter)
+    return found_TD
+
+
+def _sums_by_count(
+    x_TD: torch.Tensor, routing: Routing, weights: ExpertWeights, adapted: Sequence[AdaptedRange]
+) -> torch.Tensor:
+    """Returns the sums of experts' outputs, [T, D]: the host reads the number of each one's tokens."""
+    num_experts, num_slices = weights.operation.num_experts, weights.operation.num_slices
+    sums_TX = torch.zeros(len(x_TD), num_slices * x_TD.shape[1], device=x_TD.device)
     # Pairs (token, expert) sorted by expert, stably: each token's experts are added in ascending order.
     by_expert = routing.chosen_TK.flatten().argsort(stable=True)
     counts = routing.chosen_TK.flatten().bincount(minlength=num_experts).tolist()
-    inner, hidden = 2 * operation.inner, x_TD.shape[-1]
     for expert, places in enumerate(by_expert.split(counts)):
         if len(places):
-            tokens = places // top_k
-            gate_up_FD = gate_up[slice(expert * inner, (expert + 1) * inner)]
-            down_DI = down[slice(expert * hidden, (expert + 1) * hidden)]
-            own = _AdaptersOfExpert(operation, expert, _within(adapted, tokens))
-            y_STD = _expert(x_TD[tokens], gate_up_FD, down_DI.chunk(num_slices, dim=-1), own).float()
-            sums_STD.index_add_(1, tokens, y_STD * routing.weights_TK.flatten()[places].unsqueeze(-1))
-    return tree_sum(list(sums_STD.to(x_TD.dtype).unbind()))
-
-
-@dataclass(frozen=True, slots=True)
-class _AdaptersOfExpert:
-    """The adapters of one expert, and the rows among its own that have one."""
-
-    operation: RunExperts
-    expert: int
-    ranges: Sequence[AdaptedRange]
+            tokens = places // routing.chosen_TK.shape[1]
+            y_TX = of_expert(x_TD[tokens], expert, weights, _within(adapted, tokens)).float()
+            sums_TX.index_add_(0, tokens, y_TX * routing.weights_TK.flatten()[places].unsqueeze(-1))
+    return tree_sum(list(sums_TX.to(x_TD.dtype).chunk(num_slices, dim=-1)))
 
 
 def _within(adapted: Sequence[AdaptedRange], tokens: torch.Tensor) -> list[AdaptedRange]:
@@ -133,15 +121,12 @@ def _within(adapted: Sequence[AdaptedRange], tokens: torch.Tensor) -> list[Adapt
     return found
 
 
-def _expert(
-    x_TD: torch.Tensor, gate_up_FD: torch.Tensor, down_slices: tuple[torch.Tensor, ...], own: _AdaptersOfExpert
+def _sums_by_tile(
+    x_TD: torch.Tensor, routing: Routing, weights: ExpertWeights, adapter: PreparedAdapter | None = None
 ) -> torch.Tensor:
-    """Maps one expert's tokens [T, D] to the sums of each slice, [S, T, D]."""
-    tiles = F.pad(x_TD, (0, 0, 0, -len(x_TD) % SMALLEST)).split(SMALLEST)
-    inner_TF = torch.cat([linear(tile_TD, gate_up_FD) for tile_TD in tiles])
-    add_of_expert(own.operation.gate_up, own.expert, [inner_TF], x_TD, [gate_up_FD], own.ranges)
-    gated_TI = torch.cat([swiglu(tile_TF) for tile_TF in inner_TF.split(SMALLEST)])
-    slices = zip(gated_TI.chunk(len(down_slices), dim=-1), down_slices, strict=True)
-    sums = [torch.cat([linear(x, weight) for x in part.split(SMALLEST)]) for part, weight in slices]
-    add_of_expert(own.operation.down, own.expert, sums, gated_TI, down_slices, own.ranges)
-    return torch.stack(sums)[:, : len(x_TD)]
+    """Returns the same sums, with an adapter beside all tokens; nothing waits for the device."""
+    chosen_TK, order_TK = routing.chosen_TK.sort(dim=-1)
+    pairs, ends_E = TokenPairs.by_expert(chosen_TK, weights.operation.num_experts)
+    y_PX = by_tiles(x_TD[pairs.tokens_P], ends_E, weights, adapter)
+    sums_TX = pairs.weighted_sum(y_PX, routing.weights_TK.gather(-1, order_TK))
+    return tree_sum(list(sums_TX.chunk(weights.operation.num_slices, dim=-1)))

@@ -32,6 +32,7 @@ from ...program.operations import (
     SampleTokens,
 )
 from .adapted_products import AdaptedRange, PreparedAdapter, by_own, multiply, multiply_by_own_heads
+from .expert_products import ExpertWeights
 from .experts import Routing, choose_experts, run_experts, sigmoid
 from .paged_attention import PagedAttention
 from .prepared_weights import PreparedWeights
@@ -66,16 +67,21 @@ class Interpreter:
         program: the rank's program.
         weights: its parameters.
         tp: the tensor-parallel group.
+
+    Attributes:
+        program: as above.
+        windows: the windows of its layers' attention.
     """
 
     def __init__(self, program: Program, weights: PreparedWeights, tp: Group) -> None:
-        self._program, self._weights, self._tp = program, weights, tp
+        self.program, self._weights, self._tp = program, weights, tp
+        self.windows = {each.window for each in program.operations if isinstance(each, AttendToCache)}
         self._products = weights.products(program)
         self._group = program.num_heads // program.num_kv_heads
 
     def prepared(self, adapter: RankAdapter) -> PreparedAdapter:
         """Copies an adapter, of the weights' dtype, to their device."""
-        return PreparedAdapter.of(adapter, self._program, self._weights)
+        return PreparedAdapter.of(adapter, self.program, self._weights)
 
     def forward(
         self,
@@ -85,7 +91,7 @@ class Interpreter:
         adapted: Sequence[AdaptedRange] = (),
     ) -> torch.Tensor:
         """Runs the operations before the head; stores keys and values, and returns normed hidden states [T, D]."""
-        program, rotary = self._program, None
+        program, rotary = self.program, None
         if program.rope is not None:
             rotary = rotation(positions_T, program.head_dim, program.rope, self._weights.dtype)
         state = TileState(tokens_T, positions_T, attention, rotary, adapted=adapted)
@@ -95,7 +101,7 @@ class Interpreter:
 
     def head(self, normed_RD: torch.Tensor, adapted: Sequence[AdaptedRange] = ()) -> torch.Tensor:
         """Maps normed hidden states to this rank's logits [R, V], padding of the vocabulary included."""
-        (head,) = (operation for operation in self._program.operations if isinstance(operation, Head))
+        (head,) = (operation for operation in self.program.operations if isinstance(operation, Head))
         logits_RV = self._products[head.matrix.name](normed_RD)
         multiply_by_own_heads(head.matrix.name, logits_RV, normed_RD, adapted)
         return logits_RV
@@ -151,7 +157,7 @@ class Interpreter:
         return by_own((weight,), self._weights, state.adapted, partial(rms_norm, x_ND, eps=eps))
 
     def _rotate_and_append(self, operation: RotateAndAppend, state: TileState) -> None:
-        program = self._program
+        program = self.program
         heads = state.buffers["qkv"].unflatten(-1, (-1, program.head_dim))
         query, key, value = heads.split((program.num_heads, program.num_kv_heads, program.num_kv_heads), dim=-2)
         if operation.q_norm:
@@ -167,7 +173,8 @@ class Interpreter:
     def _run_experts(self, operation: RunExperts, state: TileState) -> torch.Tensor:
         assert state.routing is not None
         gate_up, down = self._weights.rows(operation.gate_up), self._weights.rows(operation.down)
-        return run_experts(state.buffers["normed"], state.routing, gate_up, down, operation, state.adapted)
+        weights = ExpertWeights(gate_up, down, operation)
+        return run_experts(state.buffers["normed"], state.routing, weights, state.adapted)
 
     def _reduce(self, operation: Reduce, buffers: Mapping[str, torch.Tensor]) -> torch.Tensor:
         sum_TD = tree_sum(all_gather(buffers["partial"], self._tp))

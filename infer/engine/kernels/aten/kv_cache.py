@@ -9,10 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
-from .....core.casts import Array
 from ...kv_formats import INT4, INT8, hadamard_size, kv_format
 from .pages import CPU, Pages, make_pages
 
@@ -123,7 +121,8 @@ class KVCache:
         """Assigns twins to blocks, and the content of others to blocks and to their twins: see `RunningPlan`."""
         shared, own = forks_N2.unbind(-1)
         source = self._twin_of[shared]  # before it is assigned to another
-        self._assign_twins(twins_N2)
+        if len(twins_N2):
+            self._assign_twins(twins_N2)
         if len(own):
             _copy((*self._keys, *self._values), shared, own)
             _copy((*self._key_twins, *self._value_twins), source, self._twin_of[own])
@@ -135,10 +134,13 @@ class KVCache:
         self._twin_of[torch.where(self._twin_of[earlier] == twins, earlier, 0)] = 0  # block 0 never has another twin
         self._owner[twins], self._twin_of[blocks] = blocks, twins
 
-    def places(self, slots: Array) -> tuple[Places, Places | None]:
-        """Returns the places of tokens and of their twins, if there are any, for `append`; slots as in RunningPlan."""
-        begun = slots[slots % self.block_size == 0] // self.block_size
-        slots_T, begun_N = (torch.from_numpy(each.astype(np.int64)).to(self.device) for each in (slots, begun))
+    def places(self, slots_T: torch.Tensor, begun_N: torch.Tensor) -> tuple[Places, Places | None]:
+        """Returns the places of tokens and of their twins, if there are any, for `append`; after `assign`.
+
+        Args:
+            slots_T: int64, as in RunningPlan.
+            begun_N: int64, the blocks whose first slot is among them.
+        """
         block_T, offset_T = slots_T // self.block_size, slots_T % self.block_size
         places = self._places(block_T, offset_T, begun_N)
         if not self.has_twins:

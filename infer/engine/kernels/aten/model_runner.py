@@ -1,6 +1,7 @@
 """The backend on torch's operators: forward passes in tiles of fixed size, logits, the sampler."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -18,12 +19,30 @@ from ...step.sampler_output import SamplerOutput
 from ...step.sampling_rows import SamplingRows
 from ..backend import Backend, Masks, no_masks
 from ..sampler.sampler import best_sampler, run_sampler
+from ..step_tensors import SentArray, StepTensors, on_host
 from .adapted_products import AdaptedRange, PreparedAdapter, wide_product
 from .interpreter import Interpreter
 from .kv_cache import KVCache
 from .paged_attention import PagedAttention
 from .prepared_weights import AnyProduct, PreparedWeights
 from .row_tiles import Layer, RowTile, agreeing_sizes, cut
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """The forward pass of a tile of tokens.
+
+    Attributes:
+        inputs: tokens and positions, int64 [2, T], padding included.
+        wanted: the places in the tile of the rows of logits.
+        attention: the attention of the tokens.
+        adapted: the rows with an adapter.
+    """
+
+    inputs: SentArray
+    wanted: SentArray
+    attention: PagedAttention
+    adapted: Sequence[AdaptedRange]
 
 
 class ModelRunner(Backend):
@@ -50,8 +69,9 @@ class ModelRunner(Backend):
         with_adapters: bool = False,
     ) -> None:
         self.kv_bytes, self.samples = cache.num_bytes, tp.rank == 0
-        self._program, self._cache, self._tp = program, cache, tp
+        self._cache, self._tp = cache, tp
         self._interpreter = Interpreter(program, weights, tp)
+        self._numbers = StepTensors(cache.device)
         self._sample = best_sampler()
         # the rows of the last step, and their logits, if some have candidates and may be sampled again
         self._kept: tuple[SamplingRows, Array] | None = None
@@ -74,7 +94,7 @@ class ModelRunner(Backend):
             if self._tp.rank == 0:
                 if found is None and plan.rows.are_masked:
                     found = masks()
-                rows, logits = plan.rows.part(first, first + len(logits_RV)), logits_RV.cpu().numpy()
+                rows, logits = plan.rows.part(first, first + len(logits_RV)), on_host(logits_RV)
                 outputs.append(run_sampler(logits, rows, found, self._sample))
                 if plan.rows.have_candidates:
                     kept.append(logits)
@@ -90,8 +110,7 @@ class ModelRunner(Backend):
     @torch.inference_mode()
     def logits(self, plan: RunningPlan) -> Array:
         """Computes a step as `step` does; returns the raw logits of its rows on every rank: fp32 [R, vocab_size]."""
-        found: Array = torch.cat([logits_RV for _, logits_RV in self._logits(plan)]).cpu().numpy()
-        return found
+        return on_host(torch.cat([logits_RV for _, logits_RV in self._logits(plan)]))
 
     def pack_adapter(self, slot: int, adapter: RankAdapter) -> Callable[[], object]:
         """Copies an adapter for a slot: see `Backend`."""
@@ -106,27 +125,34 @@ class ModelRunner(Backend):
 
         A step without rows has one empty part.
         """
-        wanted = plan.rows.token
-        self._cache.assign(self._on_device(plan.twins), self._on_device(plan.forks))
-        normed = []
-        for tile in cut(len(plan.tokens), self.sizes):
-            inside = wanted[(wanted >= tile.first) & (wanted < tile.stop)]
-            normed.append(self._forward(plan, tile)[self._on_device(inside - tile.first)])
-        normed_RD = torch.cat(normed)
+        twins, forks = (self._numbers.add(each) for each in (plan.twins, plan.forks))
+        passes = [self._pass(plan, tile) for tile in cut(len(plan.tokens), self.sizes)]
+        self._numbers.send()
+        self._cache.assign(twins.tensor, forks.tensor)
+        normed_RD = torch.cat([self._forward(each) for each in passes])
         if not len(normed_RD):
-            yield 0, torch.empty(0, self._program.vocab_size, device=self._cache.device)
+            yield 0, torch.empty(0, self._interpreter.program.vocab_size, device=self._cache.device)
         ranges = _ranges_of_rows(plan)
-        for tile in cut(len(normed_RD), self.head_sizes):
-            yield tile.first, self._head(normed_RD[tile.first : tile.stop], tile.size, self._within(ranges, tile))
+        for first in range(0, len(normed_RD), MAX_HEAD_ROWS):
+            yield first, self._heads(normed_RD[first : first + MAX_HEAD_ROWS], first, ranges)
 
-    def _forward(self, plan: RunningPlan, tile: RowTile) -> torch.Tensor:
-        part = slice(tile.first, tile.stop)
+    def _pass(self, plan: RunningPlan, tile: RowTile) -> _Pass:
+        """Plans the forward pass of a tile of tokens, before the numbers of the step are sent."""
+        part, wanted = slice(tile.first, tile.stop), plan.rows.token
         inputs = np.zeros((2, tile.size), np.int64)
         inputs[:, : tile.stop - tile.first] = plan.tokens[part], plan.positions[part]
-        tokens, positions = self._on_device(inputs)
         spans = spans_within(plan, tile.first, tile.stop)
-        attention = PagedAttention(self._cache, spans, plan.slots[part], self._program.num_heads)
-        return self._interpreter.forward(tokens, positions, attention, self._within(plan.adapter_rows, tile))
+        num_heads, windows = self._interpreter.program.num_heads, self._interpreter.windows
+        attention = PagedAttention(self._cache, spans, plan.slots[part], num_heads, windows, self._numbers)
+        inside = wanted[(wanted >= tile.first) & (wanted < tile.stop)]
+        adapted = self._within(plan.adapter_rows, tile)
+        return _Pass(self._numbers.add(inputs), self._numbers.add(inside - tile.first), attention, adapted)
+
+    def _forward(self, planned: _Pass) -> torch.Tensor:
+        """Returns the normed hidden states of a tile's rows of logits."""
+        tokens, positions = planned.inputs.tensor
+        normed_TD = self._interpreter.forward(tokens, positions, planned.attention, planned.adapted)
+        return normed_TD[planned.wanted.tensor]
 
     def _within(self, ranges: Array, tile: RowTile) -> list[AdaptedRange]:
         """Returns the rows of a tile that have an adapter, of those of all tiles: int32 [N, 3], as `adapter_rows`."""
@@ -136,9 +162,14 @@ class ModelRunner(Backend):
         )
         return [AdaptedRange(rows, self._adapters[slot]) for rows, slot in cut_rows if rows.start < rows.stop]
 
-    def _on_device(self, numbers: Array) -> torch.Tensor:
-        """Copies numbers of a plan to the device of the cache, as int64."""
-        return torch.from_numpy(numbers.astype(np.int64)).to(self._cache.device)
+    def _heads(self, normed_RD: torch.Tensor, first: int, ranges: Array) -> torch.Tensor:
+        """Returns the logits of rows, fp32 [R, vocab_size], in tiles; their numbers begin with `first`."""
+        tiles = cut(len(normed_RD), self.head_sizes)
+        found = []
+        for tile in tiles:
+            among_all = RowTile(first + tile.first, first + tile.stop, tile.size)
+            found.append(self._head(normed_RD[tile.first : tile.stop], tile.size, self._within(ranges, among_all)))
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def _head(self, normed_RD: torch.Tensor, size: int, adapted: Sequence[AdaptedRange]) -> torch.Tensor:
         """Returns the logits of rows that are padded to `size`: fp32 [R, vocab_size]."""
@@ -146,7 +177,7 @@ class ModelRunner(Backend):
         padded_RD = normed_RD.new_zeros(size, normed_RD.shape[-1])
         padded_RD[:num_rows] = normed_RD
         whole_RV = torch.cat(all_gather(self._interpreter.head(padded_RD, adapted), self._tp), dim=-1)
-        return whole_RV[:num_rows, : self._program.vocab_size].float()
+        return whole_RV[:num_rows, : self._interpreter.program.vocab_size].float()
 
 
 def _ranges_of_rows(plan: RunningPlan) -> Array:

@@ -20,7 +20,9 @@ from .binding.library import Kernels
 from .binding.memory import CACHE_LINE, LARGE_PAGE, Arena, aligned
 from .binding.structures import PANEL, Format, PackedMatrix
 
-_CODES: Final = MappingProxyType({8: Format.CODES8, 4: Format.CODES4})  # by the bits of a code
+# By the bits of a code: for products with rows of fp32, and with rows of bf16.
+_CODES: Final = MappingProxyType({8: Format.CODES8, 4: Format.CODES4})
+_PAIRS: Final = MappingProxyType({8: Format.PAIRS8, 4: Format.PAIRS4})
 
 
 def format_of(dtype: DType) -> Format:
@@ -129,11 +131,11 @@ def pack(
         kernels: the native functions.
         stack: the matrices of the parameter.
         values: the parameter; bf16 as bit patterns in uint16.
-        dtype: the dtype of the values, of which those of a quantized weight are fp32 in any case.
+        dtype: the model's dtype, which is that of the values; those of a quantized weight are fp32 in any case.
         allocate: returns zeroed memory of a size in bytes.
     """
-    format_ = format_of(dtype) if stack.grouping is None else _CODES[stack.grouping.bits]
     step = _column_step(kernels, dtype)
+    format_ = _packed_format(kernels, stack, dtype)
     panel_bytes, part_bytes = stack.panel_bytes(format_, step), stack.matrix_bytes(format_, step)
     memory = allocate(stack.count * part_bytes)
     for i, part in enumerate(values.reshape(stack.count, -1)):
@@ -152,8 +154,15 @@ def pack(
 
 def packed_matrix(kernels: Kernels, stack: Stack, memory: Array, dtype: DType) -> PackedMatrix:
     """Returns the structure, without a bias, of a parameter that `pack` has written into `memory`."""
-    format_ = format_of(dtype) if stack.grouping is None else _CODES[stack.grouping.bits]
+    format_ = _packed_format(kernels, stack, dtype)
     return _matrix(memory, stack, format_, stack.panel_bytes(format_, _column_step(kernels, dtype)))
+
+
+def _packed_format(kernels: Kernels, stack: Stack, dtype: DType) -> Format:
+    """Returns the format of a packed parameter of a model in a dtype."""
+    if stack.grouping is None:
+        return format_of(dtype)
+    return (_PAIRS if kernels.column_step and dtype == BF16 else _CODES)[stack.grouping.bits]
 
 
 def _column_step(kernels: Kernels, dtype: DType) -> int:

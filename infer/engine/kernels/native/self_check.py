@@ -1,6 +1,7 @@
 """A check of kernels before they serve: a compiler, an emulator or a CPU may get instructions wrong."""
 
 from ctypes import byref
+from itertools import product
 from typing import Final
 
 import numpy as np
@@ -37,11 +38,11 @@ def why_not(kernels: Kernels) -> str:
         made = pack(kernels, Stack(1, _INPUTS, _OUTPUTS), stored, dtype)
         if rows := _wrong_rows(kernels, made, x, expected):
             return f"their {dtype.name} products of {rows} rows are wrong"
-    for grouping in _GROUPINGS:
-        expected = x[:, :_INPUTS].astype(np.float64) @ quantize(weight, grouping).widen().T
-        made = pack(kernels, Stack(1, _INPUTS, _OUTPUTS, grouping=grouping), weight, FP32)
+    for grouping, dtype in product(_GROUPINGS, (FP32, BF16)):
+        expected = seen(kernels, x[:, :_INPUTS], dtype).astype(np.float64) @ quantize(weight, grouping).widen().T
+        made = pack(kernels, Stack(1, _INPUTS, _OUTPUTS, grouping=grouping), weight, dtype)
         if rows := _wrong_rows(kernels, made, x, expected):
-            return f"their products of {rows} rows with weights of {grouping.bits} bits are wrong"
+            return f"their {dtype.name} products of {rows} rows with weights of {grouping.bits} bits are wrong"
     return ""
 
 
@@ -63,5 +64,5 @@ def _wrong_rows(kernels: Kernels, made: tuple[PackedMatrix, Array], x: Array, ex
 
 
 def seen(kernels: Kernels, x: Array, dtype: DType) -> Array:
-    """Returns rows as a product with a weight of a dtype takes them: fp32, rounded to bf16 by instructions for bf16."""
+    """Returns rows as a product takes them in a model's dtype: fp32, rounded to bf16 by instructions for bf16."""
     return widen(cast(x, FP32, BF16), BF16) if kernels.column_step and dtype == BF16 else x

@@ -6,6 +6,7 @@ from typing import Final
 
 from .....core.dtypes import BF16
 from .....core.integers import ceil_div, round_up
+from .....core.quantization import Grouping
 from ...kv_formats import GROUP, INT8, BlockBytes, CacheShape, VectorFormat, kv_format
 from ...options import MAX_HEAD_ROWS
 from ...program.adapters import adapted_matrices, expert_matrices, padded_ranks
@@ -172,8 +173,15 @@ def _attention_floats(program: Program, cache: CacheShape, softmax: int) -> int:
 
 
 def _prepared_width(program: Program, weight_dtype: str) -> int:
-    """Returns the room, in values of 2 bytes, of the widest row that a product prepares: c/rounded.h, c/quantized.h."""
+    """Returns the values of 2 bytes of the widest row that a product prepares: c/rounding.h, c/quantized.h."""
     shapes = [stack for _, stack in stacks(program, weight_dtype)]
     rounded = (each.slices * round_up(each.inputs // each.slices, BLOCK_COLUMNS) for each in shapes)
-    floats = (each.grouping.row_floats(each.inputs) for each in shapes if each.grouping)
-    return max([*rounded, *(2 * count for count in floats)])
+    coded = (_coded_width(each.inputs, each.grouping) for each in shapes if each.grouping)
+    return max([*rounded, *coded])
+
+
+def _coded_width(inputs: int, grouping: Grouping) -> int:
+    """Returns the room of a row for a quantized weight: spread, or rounded with the sums of its groups behind."""
+    groups = inputs // grouping.columns
+    rounded = groups * round_up(grouping.columns, BLOCK_COLUMNS) + 2 * round_up(groups, PANEL)
+    return max(2 * grouping.row_floats(inputs), rounded)

@@ -180,7 +180,7 @@ def rotate_and_append(
 
     Args:
         cache: the rank's cache; queries are rotated as it rotates keys (see `KVCache.rotate`).
-        layer: the number of the layer.
+        layer: counted from 0.
         qkv: the heads, [T, (H + 2 K) E], contiguous.
         query: gets the queries, [T, H E], contiguous.
         slots: the cache slots of the tokens, int32 or int64 [T]; -1: nothing is stored.

@@ -10,7 +10,7 @@ from .....parallel.coded_weight import CodedWeight
 from .....parallel.grouped_products import fits_kernel, grouped_linear
 from .....parallel.row_groups import RowGroups
 from ...program.operations import AttendToCache, Norm, RotateAndAppend
-from ..aten.experts import ExpertRows
+from ..aten.expert_products import ExpertRows
 from .append import HeadWeights, rotate_and_append
 from .attention import Spans
 from .paged_attention import LaunchedAttention, query_tiles

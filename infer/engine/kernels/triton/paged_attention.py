@@ -96,7 +96,7 @@ class LaunchedAttention:
         """Attends to a layer's cache, to which the step's keys are appended already.
 
         Args:
-            layer: the number of the layer.
+            layer: counted from 0.
             window: the number of positions that a query sees, its own included; None for all before it.
             query: the queries of `rotate_and_append`, [T, H E].
             out: gets the result, [T, H E].

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import LlamaForCausalLM
 
 from tk.core.errors import ConfigError
 from tk.infer import LLM, SamplingParams
@@ -28,6 +30,28 @@ def test_cuda_and_cpu_generate_alike(model_folder: Callable[[str], Path], kv_dty
     assert [c.token_ids for c in on_gpu] == [c.token_ids for c in on_cpu]
 
 
+def test_cuda_and_transformers_generate_alike(model_folder: Callable[[str], Path]) -> None:
+    folder = model_folder("grouped")
+    with LLM(folder, kernels="aten", kv_blocks=30) as llm:
+        ours = [completion.token_ids for completion in llm.generate(PROMPTS, GREEDY)]
+    model = LlamaForCausalLM.from_pretrained(folder).cuda()
+    for prompt, mine in zip(PROMPTS, ours, strict=True):
+        given = torch.tensor([prompt], device="cuda")
+        options = {"max_new_tokens": 24, "min_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+        theirs = model.generate(given, attention_mask=torch.ones_like(given), **options)
+        assert theirs[0, len(prompt) :].tolist() == mine
+
+
+def test_cuda_and_cpu_sample_alike(model_folder: Callable[[str], Path]) -> None:
+    """The same seeds draw the same tokens: noise depends on seed and position, and logits differ by rounding alone."""
+    drawn = []
+    sampling = [SamplingParams(temperature=0.8, top_p=0.9, seed=seed, max_new_tokens=24) for seed in range(3)]
+    for kernels in ("aten", "native"):
+        with LLM(model_folder("grouped"), kernels=kernels, kv_blocks=30) as llm:
+            drawn.append([completion.token_ids for completion in llm.generate(PROMPTS, sampling)])
+    assert drawn[0] == drawn[1]
+
+
 def test_a_cache_that_does_not_fit_is_refused(model_folder: Callable[[str], Path]) -> None:
     with pytest.raises(ConfigError, match="Lower kv_memory or kv_blocks"):
         LLM(model_folder("grouped"), kernels="aten", kv_memory=1 << 42)
@@ -42,7 +66,7 @@ def test_triton_and_aten_generate_alike(model_folder: Callable[[str], Path], kv_
     found = []
     for kernels in ("triton", "aten"):
         with LLM(model_folder("grouped"), kernels=kernels, **options) as llm:
-            assert llm.info.kernels == kernels
+            assert llm.model_info.kernels == kernels
             answers = [*llm.generate(PROMPTS, GREEDY), *llm.generate(PROMPTS[:1], GREEDY)]
             answers += llm.generate(PROMPTS, [*sampled, filtered])
             found.append([each.token_ids for each in answers])
@@ -51,7 +75,7 @@ def test_triton_and_aten_generate_alike(model_folder: Callable[[str], Path], kv_
 
 def test_auto_takes_triton_on_a_gpu(model_folder: Callable[[str], Path]) -> None:
     with LLM(model_folder("grouped"), kv_blocks=30) as llm:
-        assert llm.info.kernels == "triton"
+        assert llm.model_info.kernels == "triton"
 
 
 def test_graphs_have_the_logits_of_launches(model_folder: Callable[[str], Path]) -> None:

@@ -11,7 +11,6 @@
 #endif
 
 #define DOT_ROWS 6  // 6 x 4 sums, four vectors of weights and one pair of a row fill 29 registers
-typedef uint32_t pairs_vector __attribute__((vector_size(4 * VW), may_alias));
 
 INLINE vf dot_pairs(vf sums, pairs_vector weights, uint32_t pair) {
 #if defined(__AVX512BF16__)
@@ -22,17 +21,16 @@ INLINE vf dot_pairs(vf sums, pairs_vector weights, uint32_t pair) {
 #endif
 }
 
-// sums[r][i] = row r times column i of four panels, for `rows` rows, a constant, of a block; see rounded.h.
-INLINE void dot_tile(const int rows, const struct group *g, int64_t row) {
-    vf sums[DOT_ROWS * GROUP_PANELS];
+// sums[r][p] = row r, from `x` on, times 16 columns of panel p, for `rows` rows, a constant, of a block.
+INLINE void dot_sums(const int rows, const struct group *g, const uint16_t *x, const char *const *panels, int64_t pairs,
+                     vf *sums) {
 #pragma GCC unroll 24
     for (int i = 0; i < rows * GROUP_PANELS; i++) sums[i] = v_set1(0.0f);
-    const uint16_t *x = g->rows + row / BLOCK_ROWS * g->block_values + row % BLOCK_ROWS * BLOCK_COLUMNS;
-    for (int64_t k = 0; k < g->pairs; k++) {
+    for (int64_t k = 0; k < pairs; k++) {
         const uint16_t *at = x + k / (BLOCK_COLUMNS / 2) * g->step_values + k % (BLOCK_COLUMNS / 2) * 2;
         pairs_vector weights[GROUP_PANELS];
 #pragma GCC unroll 4
-        for (int p = 0; p < GROUP_PANELS; p++) memcpy(&weights[p], g->panels[p] + k * PAIR_BYTES, PAIR_BYTES);
+        for (int p = 0; p < GROUP_PANELS; p++) memcpy(&weights[p], panels[p] + k * PAIR_BYTES, PAIR_BYTES);
 #pragma GCC unroll 6
         for (int r = 0; r < rows; r++) {
             uint32_t pair;
@@ -42,6 +40,17 @@ INLINE void dot_tile(const int rows, const struct group *g, int64_t row) {
                 sums[r * GROUP_PANELS + p] = dot_pairs(sums[r * GROUP_PANELS + p], weights[p], pair);
         }
     }
+}
+
+// The first columns of row `row`.
+INLINE const uint16_t *row_at(const struct group *g, int64_t row) {
+    return g->rows + row / BLOCK_ROWS * g->block_values + row % BLOCK_ROWS * BLOCK_COLUMNS;
+}
+
+// `rows` rows of a block, a constant, by four panels; see rounded.h.
+INLINE void dot_tile(const int rows, const struct group *g, int64_t row) {
+    vf sums[DOT_ROWS * GROUP_PANELS];
+    dot_sums(rows, g, row_at(g, row), g->panels, g->pairs, sums);
 #pragma GCC unroll 24
     for (int i = 0; i < rows * GROUP_PANELS; i++)
         v_store(g->sums + (row + i / GROUP_PANELS) * GROUP_COLUMNS + i % GROUP_PANELS * PANEL, sums[i]);
@@ -54,12 +63,17 @@ static void dot_4(const struct group *g, int64_t row) { dot_tile(4, g, row); }
 static void dot_5(const struct group *g, int64_t row) { dot_tile(5, g, row); }
 static void dot_6(const struct group *g, int64_t row) { dot_tile(6, g, row); }
 
+// The rows of a tile from row r on: nearly equal parts of what is left of a block.
+INLINE int64_t rows_of_dot_tile(const struct group *g, int64_t r) {
+    int64_t end = r / BLOCK_ROWS * BLOCK_ROWS + BLOCK_ROWS, left = (end < g->count ? end : g->count) - r;
+    int64_t parts = (left + DOT_ROWS - 1) / DOT_ROWS;
+    return (left + parts - 1) / parts;
+}
+
 static void sum_group(const struct group *g) {
     static void (*const tiles[DOT_ROWS])(const struct group *, int64_t) = {dot_1, dot_2, dot_3, dot_4, dot_5, dot_6};
     for (int64_t r = 0, count; r < g->count; r += count) {
-        int64_t end = r / BLOCK_ROWS * BLOCK_ROWS + BLOCK_ROWS, left = (end < g->count ? end : g->count) - r;
-        int64_t parts = (left + DOT_ROWS - 1) / DOT_ROWS;
-        count = (left + parts - 1) / parts;
+        count = rows_of_dot_tile(g, r);
         tiles[count - 1](g, r);
     }
 }

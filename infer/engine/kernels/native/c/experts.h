@@ -196,7 +196,7 @@ static void multiply_experts(const struct model *m, const struct operation *op, 
             const float *x = rows_of_experts(m, op, first, token, r, count, thread);
             float *out = (first ? m->expert_inner : m->expert_out) + r * out_stride + low * PANEL;
             float *prepared = scratch_of(m, thread) + MOST_ROWS * m->strides[NORMED];
-            if (is_quantized(&w)) {
+            if (takes_spread(&w)) {
                 for (int64_t i = 0; i < count; i++) spread_row(&w, x + i * stride, prepared + i * spread_floats(&w));
                 multiply_spread_apart(&w, prepared, count, high - low, out, out_stride, apart);
             } else if (takes_rounded(&w)) {

@@ -296,7 +296,7 @@ __attribute__((visibility("default"))) void NAMED(tk_multiply_, TK_NAME)(const s
                                                                          int64_t x_stride, int64_t rows, float *out,
                                                                          int64_t out_stride) {
     int64_t panels = (w->out + PANEL - 1) / PANEL;
-    if (is_quantized(w)) {
+    if (takes_spread(w)) {
         float *spread = calloc((size_t)(rows * spread_floats(w)), sizeof *spread);
         for (int64_t r = 0; r < rows; r++) spread_row(w, x + r * x_stride, spread + r * spread_floats(w));
         multiply_spread(w, spread, rows, 0, panels, out, out_stride, 0, NULL);

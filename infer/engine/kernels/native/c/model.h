@@ -22,16 +22,16 @@
 #define MAX_GROUPS 64      // of experts
 #define MAX_PAIRS 3        // of factors of one adapter beside a weight: those of queries, keys and values
 
-// From FP8 to INT4: of keys and values only, see pages.h and nibbles.h. CODES: of quantized weights, see quantized.h.
-enum format { FP32, BF16, FP16, FP8, INT8, INT4, CODES8 = 16, CODES4 };
+// From FP8 to INT4: of keys and values only, see pages.h and nibbles.h. The others: of quantized weights, see codes.h.
+enum format { FP32, BF16, FP16, FP8, INT8, INT4, CODES8 = 16, CODES4, PAIRS8, PAIRS4 };
 
 enum kind { EMBED, NORM, MULTIPLY, APPEND, ATTEND, GATE, ROUTE, EXPERTS, REDUCE, HEAD };
 enum buffer { HIDDEN, NORMED, QKV, QUERY, ATTENDED, INNER, GATED, PARTIAL, SCORES, LOGITS, NUM_BUFFERS };
 
 // A packed weight, out x in: panels of 16 rows; in a panel, slice by slice, pairs of columns (k, k + 1): BF16 stores
 // the two of a row side by side, the other formats 16 values of k and then 16 of k + 1. The padding is zero: at the end
-// of a slice half a pair or, with instructions for bf16, up to a multiple of COLUMN_STEP. CODES8 and CODES4 store
-// groups of columns: see quantized.h.
+// of a slice half a pair or, with instructions for bf16, up to a multiple of COLUMN_STEP. Quantized weights store
+// groups of columns: see codes.h.
 struct matrix {
     const void *data;
     const float *bias;    // fp32 [out], or NULL
@@ -39,7 +39,7 @@ struct matrix {
     int64_t panel_bytes;  // from one panel to the next
     int32_t format;
     int32_t slices;  // equal slices of `in`, summed apart and added as a binary tree
-    int32_t group;   // columns of a group of CODES8 and CODES4, a divisor of a slice
+    int32_t group;   // columns of a group of a quantized weight, a divisor of a slice
 };
 
 // B of an adapter: it adds to some rows of a weight. It is packed on the panels of the weight, the first one number

@@ -1,7 +1,5 @@
 // The packing of weights, and the life of a model's pool.
-#include "model.h"
-
-#include <string.h>
+#include "codes.h"
 
 // Packs the columns of one row in one slice: `even` and `odd` are the bytes in a pair of columns where they belong.
 static void pack_columns(char *to, int64_t pair_bytes, int64_t even, int64_t odd, const char *from, int64_t step,
@@ -41,20 +39,29 @@ __attribute__((visibility("default"))) void tk_pack(const struct matrix *m, cons
     }
 }
 
-// Packs a quantized weight: codes [out, in], one per byte, and headers [out, in / group]; see quantized.h. `m->data` is
+// Puts the code of a column of a group into its place, in the lane of its row; see codes.h.
+static void put_code(int32_t format, uint8_t *lane, int64_t row, int64_t column, uint8_t code) {
+    if (format == PAIRS8) {
+        lane[4 * PANEL - 3 * row + column * PANEL] = (uint8_t)(code - OFFSET);
+        return;
+    }
+    int64_t places = format == CODES8 ? 4 : 8, place = column % places;
+    uint8_t *word = lane + (1 + column / places) * 4 * PANEL;
+    if (format == PAIRS4) place = place % 2 * 4 + place / 2;
+    if (places == 4) word[place] = code;
+    else word[place / 2] |= (uint8_t)(code << 4 * (place % 2));
+}
+
+// Packs a quantized weight: codes [out, in], one per byte, and headers [out, in / group]; see codes.h. `m->data` is
 // zeroed.
 __attribute__((visibility("default"))) void tk_pack_codes(const struct matrix *m, const uint8_t *codes,
                                                           const uint32_t *headers) {
-    int64_t groups = m->in / m->group, group_bytes = m->panel_bytes / groups, places = m->format == CODES8 ? 4 : 8;
+    int64_t groups = m->in / m->group, group_bytes = m->panel_bytes / groups;
     for (int64_t r = 0; r < m->out; r++) {
-        char *lane = (char *)m->data + r / PANEL * m->panel_bytes + r % PANEL * 4;
+        uint8_t *lane = (uint8_t *)m->data + r / PANEL * m->panel_bytes + r % PANEL * 4;
         for (int64_t g = 0; g < groups; g++, lane += group_bytes, codes += m->group) {
             memcpy(lane, headers + r * groups + g, 4);
-            for (int64_t i = 0; i < m->group; i++) {
-                uint8_t *line = (uint8_t *)lane + (1 + i / places) * 4 * PANEL;
-                if (places == 4) line[i % 4] = codes[i];
-                else line[i % 8 / 2] |= (uint8_t)(codes[i] << 4 * (i % 2));
-            }
+            for (int64_t i = 0; i < m->group; i++) put_code(m->format, lane, r % PANEL, i, codes[i]);
         }
     }
 }

@@ -1,38 +1,25 @@
-// Products of rows of fp32 with quantized weights: codes of 8 or 4 bits, with a scale, and in 4 bits a minimum, per
-// group of columns. Only weights are quantized: a code is widened exactly, and an element of the result is a sum in
-// fp32.
+// Products of rows of fp32 with quantized weights (codes.h). Only weights are quantized: a code is widened exactly, and
+// an element of the result is a sum in fp32. In models in bf16 on instructions for bf16, coded.h has such products.
 //
-// A line of a panel has 16 lanes of 32 bits, one per output row: 4 or 8 codes of consecutive columns. A code is widened
-// where it lies in the lane: one mask, one conversion. It then counts 2^bits times as much per place, so the row's
-// values are multiplied before by as many powers of two, which is exact. The code of the last column is shifted down
-// instead.
+// A lane of a line has 4 or 8 codes of consecutive columns. A code is widened where it lies in the lane: one mask, one
+// conversion. It then counts 2^bits times as much per place, so the row's values are multiplied before by as many
+// powers of two, which is exact. The code of the last column is shifted down instead.
 //
 // The order of an element's sum: in each group one chain of fused products over the columns, times the scale; the
 // minimum times the sum of the row's values; groups ascending. Rows, panels and threads change nothing.
 #ifndef TK_QUANTIZED_H
 #define TK_QUANTIZED_H
 
+#include "codes.h"
 #include "shares.h"
 
-#define LINE_BYTES (4 * PANEL)
-#define OFFSET 128.0f      // codes of 8 bits are signed values plus this
 #define FEW_SPREAD_ROWS 4  // so few are spread by every thread for itself: that costs less than a barrier
 #define SPREAD_ROWS 6      // of a tile, on every instruction set: more would take long to compile
 #define FETCHED_LINES 8    // that tiles of several panels fetch before their turn
 typedef uint32_t vu __attribute__((vector_size(4 * VW), may_alias));
 
-INLINE int is_quantized(const struct matrix *w) { return w->format >= CODES8; }
-INLINE int64_t bits_of(const struct matrix *w) { return w->format == CODES8 ? 8 : 4; }
-
-// The lines of codes of a group, the columns that they have room for, and the bytes of a group with its header: a line
-// of scales (fp32) or of scales and minima (bf16, the minimum in the upper half).
-INLINE int64_t lines_of(const struct matrix *w) {
-    int64_t columns = 32 / bits_of(w);
-    return (w->group + columns - 1) / columns;
-}
-INLINE int64_t room_of(const struct matrix *w) { return lines_of(w) * (32 / bits_of(w)); }
-INLINE int64_t group_bytes(const struct matrix *w) { return (1 + lines_of(w)) * LINE_BYTES; }
-INLINE int64_t groups_in(const struct matrix *w) { return w->in / w->group; }
+// Whether products with a weight take rows of fp32 that are spread.
+INLINE int takes_spread(const struct matrix *w) { return is_quantized(w) && !has_pairs(w); }
 
 // The floats of a row as products take it: the values of each group with its padding, then the groups' sums.
 INLINE int64_t spread_floats(const struct matrix *w) {
@@ -58,10 +45,10 @@ static void spread_row(const struct matrix *w, const float *x, float *to) {
 }
 
 // Returns the rows as products with a quantized weight take them: all threads spread their shares, and `shared` becomes
-// 1, or, of few rows, all for themselves. NULL: the weight is not quantized.
+// 1, or, of few rows, all for themselves. NULL: it takes others.
 static const float *spread_for(const struct model *m, const struct matrix *w, const float *x, int64_t x_stride,
                                int64_t rows, int32_t thread, int *shared) {
-    if (!rows || !is_quantized(w)) return NULL;
+    if (!rows || !takes_spread(w)) return NULL;
     int64_t floats = spread_floats(w);
     int alone = rows <= FEW_SPREAD_ROWS && 2 * rows * floats * m->threads <= m->rounded_values;
     float *to = (float *)m->rounded + (alone ? thread * rows * floats : 0);
@@ -101,7 +88,7 @@ INLINE vf scales_at(const int bits, const char *header) {
 INLINE vf minima_at(const int bits, const char *header) {
     vi both;
     memcpy(&both, header, sizeof both);
-    if (bits == 8) return (vf)both * v_set1(-OFFSET);
+    if (bits == 8) return (vf)both * v_set1(-(float)OFFSET);
     return v_high_halves(both);
 }
 
@@ -274,19 +261,6 @@ static void multiply_spread_apart(const struct matrix *w, const float *x, int64_
                            out + s * apart + r * out_stride + p * PANEL, out_stride);
         }
     }
-}
-
-// Element `column` of row `index` of a quantized weight.
-INLINE float quantized_value(const struct matrix *w, int64_t index, int64_t column) {
-    const char *group = (const char *)w->data + index / PANEL * w->panel_bytes + column / w->group * group_bytes(w);
-    int64_t bits = bits_of(w), places = 32 / bits, within = column % w->group;
-    uint32_t header, lane;
-    memcpy(&header, group + index % PANEL * 4, 4);
-    memcpy(&lane, group + (1 + within / places) * LINE_BYTES + index % PANEL * 4, 4);
-    float code = (float)(lane >> (within % places * bits) & ((1u << bits) - 1)), scale;
-    if (bits == 4) return code * bf16_to_float((uint16_t)header) + bf16_to_float((uint16_t)(header >> 16));
-    memcpy(&scale, &header, 4);
-    return (code - OFFSET) * scale;
 }
 
 #endif

@@ -1,6 +1,7 @@
-// Products of bf16 weights by instructions for bf16: rows are rounded to bf16, once per operation, in the blocks that
-// the instructions read. An element's sum has one order, whatever the number of rows, panels and threads. A unit that
-// defines TK_AMX or TK_DOT_BF16 has such products; in the others bf16 weights are widened in registers (matmul.h).
+// Products of bf16 and quantized weights by instructions for bf16: rows are rounded to bf16, once per operation, in the
+// blocks that the instructions read. An element's sum has one order, whatever the number of rows, panels and threads. A
+// unit that defines TK_AMX or TK_DOT_BF16 has such products; in the others bf16 weights are widened in registers
+// (matmul.h).
 #ifndef TK_ROUNDED_H
 #define TK_ROUNDED_H
 
@@ -15,26 +16,28 @@
 #define ROUNDED_BYTES 1048576  // of the rows that pass all panels together: half of a core's second cache
 
 // `count` rows, at most STRIPE_ROWS, by four panels, in one slice. Rounded rows lie in blocks of 16, all as high as the
-// first: in a block 32 columns of every row, row after row, then the next 32. A slice begins with a step of its own;
-// its padding is zero. Rows that fill up the last block may hold any values.
+// first: in a block 32 columns of every row, row after row, then the next 32. A slice, or a group of codes, begins
+// with a step of its own; its padding is zero. Rows that fill up the last block may hold any values.
 struct group {
     const uint16_t *rows;                      // the first step of columns of the first block
     int64_t count, step_values, block_values;  // values from one step, and from one block, to the next
     const char *panels[GROUP_PANELS];          // the last one is repeated where there are fewer
     const char *next;                          // the panels that are multiplied next
-    int64_t pairs;                             // of columns
+    int64_t pairs;                             // of columns, of weights in bf16
     float *sums;                               // [STRIPE_ROWS][GROUP_COLUMNS], the results
 };
 typedef float stripe_sums[STRIPE_ROWS * GROUP_COLUMNS];
 
+#include "coded.h"
 #if defined(TK_AMX)
 #define HAS_TILES 1
-#include "amx.h"
+#include "coded_tiles.h"
 #elif defined(TK_DOT_BF16)
-#include "dot_bf16.h"
+#include "coded_dot.h"
 #else
 INLINE void begin_products(int64_t height) { (void)height; }
 INLINE void sum_group(const struct group *g) { (void)g; }
+INLINE void sum_codes(const struct coded *c) { (void)c; }
 INLINE void end_products(void) {}
 INLINE const char *refusal(void) { return ""; }
 #endif
@@ -61,11 +64,18 @@ static const uint16_t *rounded_for(const struct model *m, const struct operation
 // Sums `count` rows from row r on, of `rows` rounded ones, times four panels in one slice.
 static void sum_slice(const struct matrix *w, const uint16_t *x, int64_t rows, int64_t r, int64_t count,
                       const char *const panel[GROUP_PANELS], const char *next, int slice, float *sums) {
-    int64_t step = block_height(rows) * BLOCK_COLUMNS, block = w->slices * steps_of_slice(w) * step;
-    x += r / BLOCK_ROWS * block + slice * steps_of_slice(w) * step;
-    struct group g = {x, count, step, block, {NULL}, next, pairs_of_slice(w), sums};
-    for (int p = 0; p < GROUP_PANELS; p++) g.panels[p] = panel[p] + slice * g.pairs * PAIR_BYTES;
-    sum_group(&g);
+    int64_t step = block_height(rows) * BLOCK_COLUMNS, block = steps_of_row(w) * step;
+    int64_t bytes = w->panel_bytes / w->slices, at = r / BLOCK_ROWS * block + slice * (block / w->slices);
+    struct group g = {x + at, count, step, block, {NULL}, next, bytes / PAIR_BYTES, sums};
+    for (int p = 0; p < GROUP_PANELS; p++) g.panels[p] = panel[p] + slice * bytes;
+    if (!has_pairs(w)) {
+        sum_group(&g);
+        return;
+    }
+    struct coded c = coded_of(&g, w, row_sums(w, x, rows) + r * sums_of_row(w), slice);
+    uint32_t state = flush_denormals();
+    sum_codes(&c);
+    restore_denormals(state);
 }
 
 // Adds the sums of the slices at place i as a binary tree, and the bias.
@@ -91,7 +101,7 @@ INLINE const char *panel_at(const struct matrix *w, int64_t panel) {
 
 // The rounded rows that pass all panels together: they stay in a core's second cache, unless they would be very few.
 INLINE int64_t rounded_rows_together(const struct matrix *w) {
-    int64_t rows = ROUNDED_BYTES / (2 * w->slices * steps_of_slice(w) * BLOCK_COLUMNS) / GROUP_ROWS * GROUP_ROWS;
+    int64_t rows = ROUNDED_BYTES / (2 * steps_of_row(w) * BLOCK_COLUMNS) / GROUP_ROWS * GROUP_ROWS;
     if (rows < LEAST_ROWS) return LEAST_ROWS;
     return rows < STRIPE_ROWS ? rows : rows / STRIPE_ROWS * STRIPE_ROWS;
 }

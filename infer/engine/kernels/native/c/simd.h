@@ -4,6 +4,7 @@
 #ifndef TK_SIMD_H
 #define TK_SIMD_H
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 

@@ -8,7 +8,7 @@ import triton
 
 from ......core.integers import ceil_div
 from ......parallel.coded_weight import CodedWeight
-from ...aten.experts import ExpertRows
+from ...aten.expert_products import ExpertRows
 from ..step.device_tables import ExpertPairs
 from .products import ProductShape, RowTiles, StoredWeight, row_product_kernel, tile_product_kernel
 

@@ -6,7 +6,8 @@ Letters: T tokens, K experts of each, P = T K pairs, E experts, D hidden size, I
 import torch
 
 from ....program.operations import RunExperts
-from ...aten.experts import ExpertRows, Routing
+from ...aten.expert_products import ExpertRows
+from ...aten.experts import Routing
 from ..step.device_tables import ExpertPairs
 from .kernels import GpuKernels
 

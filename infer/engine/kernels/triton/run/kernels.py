@@ -12,7 +12,7 @@ from ......core.casts import Array
 from ......model.rope import Rotation
 from ......parallel.coded_weight import CodedWeight
 from ....program.operations import AttendToCache, Norm, RotateAndAppend
-from ...aten.experts import ExpertRows
+from ...aten.expert_products import ExpertRows
 from ..step.device_tables import ExpertPairs, RowOptions, StepOnDevice
 
 

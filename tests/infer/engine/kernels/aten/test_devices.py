@@ -5,6 +5,7 @@ kernels for 16 bits rounds products that it computed in fp32 (see parallel/produ
 them.
 """
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tk.checkpoint.read.shared_read import ALONE as NO_PEERS
 from tk.core.casts import Array
 from tk.core.dtypes import by_name
 from tk.infer.engine.job import Job
+from tk.infer.engine.kernels.aten import prepare
 from tk.infer.engine.kernels.aten.kv_cache import KVCache
 from tk.infer.engine.kernels.aten.model_runner import ModelRunner
 from tk.infer.engine.kernels.aten.prepared_weights import PreparedWeights
@@ -32,11 +34,19 @@ from tk.model.registry import decoder_spec
 from tk.model.stored_config import stored_config
 from tk.parallel import products
 from tk.parallel.mesh import ALONE, Group
+from tk.tests.infer.adapters import OWN, make_adapter
+from tk.tests.infer.engine.kernels.adapted import JOB, prompts, serving, together
 from tk.tests.infer.sampling_row import SamplingRow, pack
 from tk.tests.model.architectures import ENTRIES, VOCAB
 from tk.tests.pretend_gpu import GPU, pretend_gpu
 
 BLOCK, NUM_BLOCKS = 16, 8
+# of a step: its numbers, packed, and its logits
+COPIES = [
+    "infer/engine/kernels/step_tensors.py send: to the GPU",
+    "infer/engine/kernels/step_tensors.py on_host: to the host",
+]
+WAITS = ["infer/engine/kernels/step_tensors.py on_host: synchronizes the stream"]
 WEIGHTS = ("auto", "int8", "int4")
 DTYPES = ("fp32", "bf16", "fp16")
 # For `make test`: positions, LayerNorm and biases; rotation, norms of heads, experts, codes of weights, twins in int8.
@@ -89,14 +99,28 @@ def _with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_WITHOUT_KERNELS", frozenset())
 
 
-def waits_of_steps(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Returns a list to which each step adds what the host waited for."""
-    found, step = list[list[str]](), ModelRunner.step
+def exchange_with_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives a rank of two what each exchange would if the other one had the same values, without that one."""
+
+    def all_gather(parts: list[torch.Tensor], tensor: torch.Tensor, group: object) -> None:
+        for part in parts:
+            part.copy_(tensor)
+
+    def all_reduce(tensor: torch.Tensor, group: object, async_op: bool) -> None:
+        tensor.mul_(2)
+
+    monkeypatch.setattr(dist, "all_gather", all_gather)
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+
+
+def traffic_of_steps(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], list[str]]]:
+    """Returns a list to which each step adds its copies between the GPU and the host, and its waits for the GPU."""
+    found, step = list[tuple[list[str], list[str]]](), ModelRunner.step
 
     def noted(runner: ModelRunner, plan: RunningPlan) -> Any:
-        before = len(gpu.waits)
+        copies, waits = len(gpu.copies), len(gpu.waits)
         output = step(runner, plan)
-        found.append(gpu.waits[before:])
+        found.append((gpu.copies[copies:], gpu.waits[waits:]))
         return output
 
     monkeypatch.setattr(ModelRunner, "step", noted)
@@ -170,17 +194,7 @@ def test_every_operation_of_a_step_has_tensors_of_one_device(
 def test_every_operation_of_a_tensor_parallel_rank_has_tensors_of_one_device(
     name: str, rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other rank is not there: each exchange gives what it would if that one had the same values."""
-
-    def all_gather(parts: list[torch.Tensor], tensor: torch.Tensor, group: object) -> None:
-        for part in parts:
-            part.copy_(tensor)
-
-    def all_reduce(tensor: torch.Tensor, group: object, async_op: bool) -> None:
-        tensor.mul_(2)
-
-    monkeypatch.setattr(dist, "all_gather", all_gather)
-    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    exchange_with_itself(monkeypatch)
     ENTRIES[name].make(tmp_path)
     tp = Group(None, rank, 2)
     expected = computed(tmp_path, "bf16", "int8", "auto", torch.device("cpu"), tp)
@@ -191,28 +205,55 @@ def test_every_operation_of_a_tensor_parallel_rank_has_tensors_of_one_device(
         np.testing.assert_array_equal(ours, theirs)
 
 
-# What a step sends to the GPU before its first layer, and the logits that it reads after the last.
-OF_STEPS = (
-    "infer/engine/kernels/aten/model_runner.py ",
-    "infer/engine/kernels/aten/kv_cache.py places",
-    "infer/engine/kernels/aten/paged_attention.py _tiles",
-    "infer/engine/kernels/aten/paged_attention.py _tensor",
-)
-
-
 @pytest.mark.parametrize("kv_dtype", ["int4", *(pytest.param(each, marks=pytest.mark.matrix) for each in KV_DTYPES)])
-def test_no_layer_waits(kv_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many layers a dense model has, a step waits as often as before the first one and after the last."""
-    counts = []
-    for layers in (1, 3):
-        folder = tmp_path / str(layers)
-        config = ENTRIES["llama3"].make_config()
-        config.num_hidden_layers = layers
-        ENTRIES["llama3"].model(config).save_pretrained(folder)
-        with torch.inference_mode(), pretend_gpu() as gpu, monkeypatch.context() as patch:
-            waits = waits_of_steps(gpu, patch)
-            computed(folder, "bf16", kv_dtype, "auto", GPU)
-        assert not [each for step in waits for each in step if not each.startswith(OF_STEPS)]
-        counts.append([len(step) for step in waits])
-    assert counts[0] == counts[1]
-    assert all(counts[0])
+@pytest.mark.parametrize(
+    "name",
+    [*("llama3", "mixtral"), *(pytest.param(each, marks=pytest.mark.matrix) for each in ("qwen2_moe", "glm4_moe"))],
+)
+def test_a_step_makes_one_copy_there_and_waits_for_one_back(
+    name: str, kv_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ENTRIES[name].make(tmp_path)
+    with torch.inference_mode(), pretend_gpu() as gpu, monkeypatch.context() as patch:
+        traffic = traffic_of_steps(gpu, patch)
+        computed(tmp_path, "bf16", kv_dtype, "auto", GPU)
+    assert traffic == [(COPIES, WAITS)] * 3
+
+
+def test_a_rank_that_does_not_sample_waits_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange_with_itself(monkeypatch)
+    ENTRIES["mixtral"].make(tmp_path)
+    with torch.inference_mode(), pretend_gpu() as gpu, monkeypatch.context() as patch:
+        traffic = traffic_of_steps(gpu, patch)
+        computed(tmp_path, "bf16", "int8", "auto", GPU, Group(None, 1, 2))
+    assert traffic == [(COPIES[:1], [])] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "weight_dtype"),
+    [
+        *(("mixtral", "bf16"), ("qwen2_moe", "int4")),
+        *(pytest.param(each, "bf16", marks=pytest.mark.matrix) for each in ("llama3", "gpt2", "gpt2 untied", "qwen3")),
+        pytest.param("llama3", "int8", marks=pytest.mark.matrix),
+    ],
+)
+def test_adapters_mix_no_devices_and_wait_for_nothing(
+    name: str, weight_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker loads base and adapters, and computes prompts of which some have one, in steps of several."""
+    base = tmp_path / "base"
+    ENTRIES[name].make(base)
+    adapters = [
+        make_adapter(tmp_path / str(rank), base, seed=rank, rank=rank, rslora=True, **more)
+        for rank, more in ((3, {}), (16, OWN[name]))
+    ]
+    job, sequences = replace(JOB, kernels="aten", dtype="bf16", weight_dtype=weight_dtype), prompts(VOCAB)
+    expected = together(serving(base, adapters, job), sequences, steps=2)
+    with torch.inference_mode(), pretend_gpu() as gpu, monkeypatch.context() as patch:
+        patch.setattr(prepare, "_device", lambda job: GPU)
+        made = serving(base, adapters, job)
+        before = len(gpu.waits)
+        found = together(made, sequences, steps=2)
+        assert gpu.waits[before:] == WAITS * 2
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tk.infer.engine.kernels.aten.expert_products import ExpertWeights
 from tk.infer.engine.kernels.aten.experts import Routing, choose_experts, run_experts
 from tk.infer.engine.program.operations import Route, RunExperts, WeightMatrix
 
@@ -18,7 +19,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 def run(x_TD: torch.Tensor, routing: Routing, num_slices: int = 1) -> torch.Tensor:
     operation = RunExperts("gate_up", "down", NUM_EXPERTS, INNER, num_slices)
     gate_up, down = random(NUM_EXPERTS * 2 * INNER, HIDDEN, seed=1), random(NUM_EXPERTS * HIDDEN, INNER, seed=2)
-    return run_experts(x_TD, routing, gate_up, down, operation)
+    return run_experts(x_TD, routing, ExpertWeights(gate_up, down, operation))
 
 
 def one_by_one(x_TD: torch.Tensor, routing: Routing) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """The interpreter against training's modules, and its logits over two ranks against those of one."""
 
 import hashlib
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from tk.infer.engine.kernels.aten.kv_cache import KVCache
 from tk.infer.engine.kernels.aten.model_runner import ModelRunner
 from tk.infer.engine.kernels.aten.paged_attention import PagedAttention
 from tk.infer.engine.kernels.aten.prepared_weights import PreparedWeights
+from tk.infer.engine.kernels.step_tensors import StepTensors
 from tk.infer.engine.program.lower import Program, lower, serving_slices
 from tk.infer.engine.program.weights import load_params
 from tk.infer.engine.step.running_plan import RunningPlan, TokenSpan
@@ -78,8 +78,11 @@ class Case:
         program, weights, cache = self.lower(num_slices=1)
         inputs, positions = tokens()[0, :ROWS], torch.arange(ROWS)
         spans, slots = [TokenSpan(0, 0, ROWS, np.array([1]))], BLOCK + np.arange(ROWS)
-        attention = partial(PagedAttention, spans=spans, slots=slots)
-        mine, theirs = (attention(each, num_heads=program.num_heads) for each in (cache, self.cache()))
+        windows, numbers = {each.window for each in self.spec.layers}, StepTensors(torch.device("cpu"))
+        mine, theirs = (
+            PagedAttention(each, spans, slots, program.num_heads, windows, numbers) for each in (cache, self.cache())
+        )
+        numbers.send()
 
         def attend(at: AttendingLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             theirs.append(at.layer, k, v)

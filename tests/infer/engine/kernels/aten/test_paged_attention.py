@@ -8,10 +8,11 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from tk.core.casts import Array
-from tk.infer.engine.kernels.aten import paged_attention
+from tk.infer.engine.kernels.aten.attention import plan
 from tk.infer.engine.kernels.aten.kv_cache import KVCache, hadamard
 from tk.infer.engine.kernels.aten.paged_attention import PagedAttention
 from tk.infer.engine.kernels.aten.pages import CPU, make_pages
+from tk.infer.engine.kernels.step_tensors import StepTensors
 from tk.infer.engine.kv_formats import INT8, VectorFormat, kv_format
 from tk.infer.engine.step.running_plan import TokenSpan
 
@@ -51,14 +52,17 @@ class Case:
                 spans.append(TokenSpan(length + i, position, position + 1, other))
                 for part, source in zip(parts, (self.q, self.k, self.v), strict=True):
                     part.append(source[(start + 7 * i) % LENGTH][None])
-            attention = PagedAttention(cache, spans, np.concatenate(slots), self.heads)
+            numbers = StepTensors(CPU)
+            attention = PagedAttention(cache, spans, np.concatenate(slots), self.heads, {window}, numbers)
+            numbers.send()
             q, k, v = (torch.cat(part) for part in parts)
             attention.append(0, k, v)
             outputs.append(attention.attend(0, window, q)[:length])
         return torch.cat(outputs)
 
     def _append(self, cache: KVCache, table: Array, positions: Array, values: torch.Tensor) -> None:
-        cache.append(0, cache.places(_slots(table, positions)), values, values)
+        slots, begun = (torch.from_numpy(each) for each in (_slots(table, positions), table.astype(np.int64)))
+        cache.append(0, cache.places(slots, begun), values, values)
 
 
 def _slots(table: Array, positions: Array) -> Array:
@@ -119,7 +123,7 @@ def test_bits_depend_on_the_past_alone(
     for cuts in ([256, 256, 88], [505, *[1] * 20, 75], [3] * 10 + [570], [253, 1, 1, 1, 1, 1, 342]):
         assert torch.equal(case.run(cuts), whole), cuts
         assert torch.equal(case.run(cuts, num_others=3), whole), cuts
-    monkeypatch.setattr(paged_attention, "_MAX_READ", 1)  # one tile of all sequences at a time
+    monkeypatch.setattr(plan, "_MAX_READ", 1)  # one tile of all sequences at a time
     assert torch.equal(case.run([250, *[1] * 10, 340], num_others=2), whole)
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 
 from tk.core.casts import Array
+from tk.core.quantization import OFFSET, Codes
 
 SMALLEST = np.float32(2.0**-126)
 
@@ -22,7 +23,7 @@ def round_to_bf16(x: Array) -> Array:
 
 
 def fma(a: Array, b: Array, c: Array) -> Array:
-    """Returns a * b + c for bf16 values a and b: rounded once, denormals flushed before and after."""
+    """Returns a * b + c for fp32 values: rounded once, denormals flushed before and after."""
     product, addend = np.broadcast_arrays(flush(a).astype(np.float64) * flush(b), flush(c).astype(np.float64))
     total = product + addend
     back = total - product
@@ -62,15 +63,54 @@ def tile_chain(x: Array, weight: Array) -> Array:
     return sums
 
 
-def sliced(x: Array, weight: Array, slices: int, instruction: str) -> Array:
-    """Returns fp32 rows times a bf16 weight, whose slices are padded, summed apart, and added as a binary tree."""
-    chain, step = {"dot_model": (dot_chain, 2), "amx_model": (tile_chain, 32)}[instruction]
-    columns = x.shape[1] // slices
-    room = ((0, 0), (0, -columns % step))
-    parts = [
-        chain(np.pad(round_to_bf16(x[:, at : at + columns]), room), np.pad(weight[:, at : at + columns], room))
-        for at in range(0, x.shape[1], columns)
-    ]
+CHAINS = {"dot_model": (dot_chain, 2), "amx_model": (tile_chain, 32)}
+
+
+def tree(parts: list[Array]) -> Array:
+    """Returns the sum of slices, added as a binary tree."""
     while len(parts) > 1:
         parts = [left + right for left, right in zip(parts[::2], parts[1::2], strict=True)]
     return parts[0]
+
+
+def sliced(x: Array, weight: Array, slices: int, instruction: str) -> Array:
+    """Returns fp32 rows times a bf16 weight, whose slices are padded, summed apart, and added as a binary tree."""
+    chain, step = CHAINS[instruction]
+    columns = x.shape[1] // slices
+    room = ((0, 0), (0, -columns % step))
+    return tree(
+        [
+            chain(np.pad(round_to_bf16(x[:, at : at + columns]), room), np.pad(weight[:, at : at + columns], room))
+            for at in range(0, x.shape[1], columns)
+        ]
+    )
+
+
+def group_sums(x: Array) -> Array:
+    """Returns the sums of rows of bf16 values: 16 sums of pairs in turn, then halves of these."""
+    pairs = np.pad(x, ((0, 0), (0, -x.shape[1] % 32))).reshape(len(x), -1, 16, 2)
+    sums = np.zeros((len(x), 16), np.float32)
+    for step in range(pairs.shape[1]):
+        for side in (0, 1):
+            sums = sums + pairs[:, step, :, side]
+    while sums.shape[1] > 1:
+        half = sums.shape[1] // 2
+        sums = sums[:, :half] + sums[:, half:]
+    return sums
+
+
+def coded(x: Array, codes: Codes, slices: int, instruction: str) -> Array:
+    """Returns fp32 rows times a quantized weight: each group's sum times its scale, minima times the rows' sums."""
+    chain, step = CHAINS[instruction]
+    grouping, groups = codes.grouping, codes.scales.shape[1]
+    values = codes.codes.astype(np.float32) - np.float32(OFFSET if grouping.bits == 8 else 0)
+    room, rounded, parts = ((0, 0), (0, -grouping.columns % step)), round_to_bf16(x), []
+    for group in range(groups):
+        columns = slice(group * grouping.columns, (group + 1) * grouping.columns)
+        if group % (groups // slices) == 0:
+            parts.append(np.zeros((len(x), len(values)), np.float32))
+        partial = chain(np.pad(rounded[:, columns], room), np.pad(values[:, columns], room))
+        parts[-1] = fma(partial, codes.scales[:, group], parts[-1])
+        if grouping.bits == 4:
+            parts[-1] = fma(group_sums(rounded[:, columns]), codes.minima[:, group], parts[-1])
+    return tree(parts)

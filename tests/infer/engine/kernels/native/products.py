@@ -27,9 +27,9 @@ def portable() -> NativeSource:
 
 
 def multiply(kernels: Kernels, stack: Stack, weight: Array, dtype: DType, x: Array) -> Array:
-    """Returns rows of `x` times a weight [out, in] of a dtype."""
+    """Returns rows of `x` times a weight [out, in], of a model in a dtype."""
     assert kernels.refusal() == b""  # Linux permits a process tiles of AMX only when it asks
-    packed, memory = pack(kernels, stack, cast(weight, FP32, dtype), dtype)
+    packed, memory = pack(kernels, stack, weight if stack.grouping else cast(weight, FP32, dtype), dtype)
     padded = floats(len(x), -(-x.shape[1] // 16) * 16 + 16)
     padded[:, : x.shape[1]] = x
     out = floats(len(x), -(-stack.outputs // 16) * 16)

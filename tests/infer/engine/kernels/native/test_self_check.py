@@ -53,7 +53,7 @@ def test_wrong_products_are_seen(
     broken = replace(kernels, multiply=_wrong(kernels.multiply))
     assert why_not(broken) == "their fp32 products of 2 rows are wrong"
     unpacked = replace(kernels, pack_codes=lambda matrix, codes, headers: None)
-    assert why_not(unpacked) == "their products of 1 rows with weights of 8 bits are wrong"
+    assert why_not(unpacked) == "their fp32 products of 1 rows with weights of 8 bits are wrong"
     monkeypatch.setattr(prepare, "instruction_sets", lambda: ("baseline", "avx2"))
     monkeypatch.setattr(prepare, "load_kernels", {"baseline": kernels, "avx2": broken}.get)
     assert prepare._kernels("", "fp32") is kernels

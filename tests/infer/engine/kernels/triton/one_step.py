@@ -9,7 +9,6 @@ import torch
 
 from tk.core.casts import Array
 from tk.infer.engine.kernels.aten.kv_cache import KVCache
-from tk.infer.engine.kernels.aten.paged_attention import PagedAttention
 from tk.infer.engine.kernels.triton.append import HeadWeights, rotate_and_append
 from tk.infer.engine.kernels.triton.attention import Spans
 from tk.infer.engine.kernels.triton.paged_attention import LaunchedAttention, query_tiles
@@ -83,7 +82,8 @@ class Layer:
     def aten_appended(self, cache: KVCache, qkv: torch.Tensor, spans: Sequence[TokenSpan]) -> torch.Tensor:
         """Does the same in the ATen backend; the queries are not rotated for the format."""
         query, key, value = self.expected_heads(qkv, positions_of(spans))
-        PagedAttention(cache, spans, slots_of(spans), self.heads).append(0, key, value)
+        slots = torch.from_numpy(slots_of(spans))
+        cache.append(0, cache.places(slots, slots[slots % BLOCK == 0] // BLOCK), key, value)
         return query
 
 

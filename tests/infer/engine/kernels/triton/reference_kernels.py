@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from tk.core.casts import Array
-from tk.infer.engine.kernels.aten.experts import ExpertRows
+from tk.infer.engine.kernels.aten.expert_products import ExpertRows
 from tk.infer.engine.kernels.aten.paged_attention import PagedAttention
 from tk.infer.engine.kernels.aten.prepared_weights import CodedProduct
 from tk.infer.engine.kernels.sampler.numpy_sampler import sample
+from tk.infer.engine.kernels.step_tensors import StepTensors
 from tk.infer.engine.kernels.triton.run.loaded_rank import LoadedRank
 from tk.infer.engine.kernels.triton.step.device_tables import ExpertPairs, RowOptions, StepOnDevice
 from tk.infer.engine.program.operations import AttendToCache, Norm, RotateAndAppend
@@ -78,7 +79,9 @@ class ReferenceKernels:
             group = program.num_heads // program.num_kv_heads
             query, key = query * factors.repeat_interleave(group, dim=0), key / factors
         real = step.slots >= 0
-        places = self._cache.places(step.slots[real].numpy())
+        slots = step.slots[real].long()
+        size = self._cache.block_size
+        places = self._cache.places(slots, slots[slots % size == 0] // size)
         self._cache.append(operation.layer, places, key[real], value[real])
         flat: torch.Tensor = query.flatten(1)
         return flat
@@ -95,7 +98,10 @@ class ReferenceKernels:
         query_THE: torch.Tensor = query_TF.unflatten(-1, (-1, self._program.head_dim))
         if not spans:
             return torch.zeros_like(query_TF)
-        attention = PagedAttention(self._cache, spans, np.empty(0, np.int32), self._program.num_heads)
+        numbers, windows = StepTensors(self._cache.device), [operation.window]
+        slots = np.empty(0, np.int32)
+        attention = PagedAttention(self._cache, spans, slots, self._program.num_heads, windows, numbers)
+        numbers.send()
         attended: torch.Tensor = attention.attend(operation.layer, operation.window, query_THE).flatten(1)
         return attended
 

@@ -1,0 +1,1 @@
+"""The parts of paged attention: the plan that the host makes, and the merge of tiles of keys."""

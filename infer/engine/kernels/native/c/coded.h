@@ -1,0 +1,162 @@
+// Products of rounded rows with quantized weights, what both instructions for bf16 share: codes are bf16 values as they
+// are, so only rows are rounded. In each group an element's partial sum has the order of the instruction; it begins
+// at zero. The sum of a slice is one chain of fused products: the group's scale times its partial sum, in 4 bits then
+// the minimum times the row's group sum; groups ascending. Denormal numbers count as zero, as the instructions have it.
+#ifndef TK_CODED_H
+#define TK_CODED_H
+
+#include "rounding.h"
+
+#define CODES_AHEAD 8        // lines of each panel that few rows fetch before their turn
+#define WIDENED_COLUMNS 128  // of four panels that are widened together, at most: they stay in the first cache
+#define WIDENED_BYTES (WIDENED_COLUMNS / 2 * PAIR_BYTES)
+
+// Some rows of a `struct group` by codes in one slice.
+struct coded {
+    const struct group *g;
+    int bits;               // of a code
+    const float *row_sums;  // of the first row; in 8 bits there are none
+    int64_t row_stride;     // from one row's sums to the next
+    int64_t groups;         // in the slice
+    int64_t lines, bytes;   // of a group
+    int64_t steps;          // of 32 columns of a group, in rounded rows
+    int64_t jump;           // bytes from the end of the panels to the next ones
+};
+
+// Denormal numbers become zero in vectors of floats until `restore_denormals`.
+INLINE uint32_t flush_denormals(void) {
+#if defined(TK_AVX512)
+    uint32_t state = _mm_getcsr();
+    _mm_setcsr(0x1f80 | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
+    return state;
+#else
+    return 0;
+#endif
+}
+INLINE void restore_denormals(uint32_t state) {
+    (void)state;
+#if defined(TK_AVX512)
+    _mm_setcsr(state);
+#endif
+}
+INLINE vf fma_flushed(vf a, vf b, vf c) {
+#if defined(TK_AVX512)
+    return v_fma(a, b, c);
+#else
+    for (int i = 0; i < VW; i++) c[i] = model_fma(a[i], b[i], c[i]);
+    return c;
+#endif
+}
+INLINE vf add_flushed(vf a, vf b) {
+#if defined(TK_AVX512)
+    return a + b;
+#else
+    for (int i = 0; i < VW; i++) a[i] = model_add(a[i], b[i]);
+    return a;
+#endif
+}
+
+// Widens 16 codes of 8 bits.
+INLINE vf widened_bytes(const char *from) {
+#if defined(TK_AVX512)
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
+#else
+    vf values;
+    for (int i = 0; i < VW; i++) values[i] = (float)(int8_t)from[i];
+    return values;
+#endif
+}
+
+// Widens the codes of 4 bits in place `place`, of 8, of the words of a line.
+INLINE vf widened_nibbles(vi line, const int place) {
+#if defined(TK_AVX512)
+    // A table takes the lower four bits of each lane.
+    const vf values = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return _mm512_permutexvar_ps((__m512i)((pairs_vector)line >> (4 * place)), values);
+#else
+    return vi_to_float((line >> (4 * place)) & vi_set1(15));
+#endif
+}
+
+INLINE vi load_line(const char *from) {
+    vi line;
+    memcpy(&line, from, sizeof line);
+    return line;
+}
+
+// Widens a pair of columns, `place` of those of a line, to bf16.
+INLINE pairs_vector widened_pair(const int bits, const char *line, const int place) {
+    if (bits == 8) {
+        const char *even = line + place * 2 * PANEL;
+        return (pairs_vector)widened_bytes(even) >> 16 | (pairs_vector)widened_bytes(even + PANEL);
+    }
+    vi words = load_line(line);
+#if defined(TK_AVX512)
+    // A table takes the lower five bits of each half: it has the 16 values twice.
+    static const uint16_t values[32] __attribute__((aligned(64))) = {
+        0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120,
+        0x4130, 0x4140, 0x4150, 0x4160, 0x4170, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0,
+        0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170};
+    __m512i shifted = _mm512_srli_epi16((__m512i)words, 4 * place);
+    return (pairs_vector)_mm512_permutexvar_epi16(shifted, _mm512_load_si512(values));
+#else
+    return (pairs_vector)widened_nibbles(words, place) >> 16 | (pairs_vector)widened_nibbles(words, place + 4);
+#endif
+}
+INLINE int64_t pairs_of_line(const int bits) { return bits == 8 ? 2 : 4; }
+
+// Widens the codes of a group of a panel, which begins with its headers, to `pairs` pairs of columns; the last are
+// zero.
+INLINE void widen_group(const int bits, const char *group, int64_t lines, int64_t pairs, char *to, int64_t ahead) {
+    char *end = to + pairs * PAIR_BYTES;
+    __builtin_prefetch(group + ahead);
+    for (int64_t l = 1; l <= lines; l++) {
+        __builtin_prefetch(group + l * LINE_BYTES + ahead);
+#pragma GCC unroll 4
+        for (int place = 0; place < pairs_of_line(bits); place++, to += PAIR_BYTES) {
+            pairs_vector pair = widened_pair(bits, group + l * LINE_BYTES, place);
+            memcpy(to, &pair, PAIR_BYTES);
+        }
+    }
+    memset(to, 0, (size_t)(end - to));
+}
+
+// The scales of a group of a panel and, in 4 bits, its minima.
+struct scaling {
+    vf scales, minima;
+};
+INLINE struct scaling scaling_of(const int bits, const char *group) {
+    vi headers = load_line(group);
+    if (bits == 8) return (struct scaling){(vf)headers, v_set1(0.0f)};
+    return (struct scaling){(vf)(headers << 16), v_high_halves(headers)};
+}
+
+// Adds the partial sums of group n to the sums of row `row`.
+INLINE vf add_group(const int bits, const struct coded *c, int64_t row, int64_t n, struct scaling by, vf partial,
+                    vf sums) {
+    sums = fma_flushed(by.scales, partial, sums);
+    if (bits == 8) return sums;
+    return fma_flushed(by.minima, v_set1(c->row_sums[row * c->row_stride + n]), sums);
+}
+
+// The codes of a slice, and the rows' group sums, from the first row's first on.
+INLINE struct coded coded_of(const struct group *g, const struct matrix *w, const float *row_sums, int slice) {
+    int64_t groups = groups_in(w) / w->slices;
+    return (struct coded){.g = g,
+                          .bits = (int)bits_of(w),
+                          .row_sums = row_sums + slice * groups,
+                          .row_stride = sums_of_row(w),
+                          .groups = groups,
+                          .lines = lines_of(w),
+                          .bytes = group_bytes(w),
+                          .steps = steps_of_part(w),
+                          .jump = slice < w->slices - 1 ? 0 : g->next - g->panels[0] - w->panel_bytes / w->slices};
+}
+
+// The bytes ahead of the codes of group n at which those lie that few rows read CODES_AHEAD lines later.
+INLINE int64_t codes_ahead(const struct coded *c, int64_t n) {
+    int64_t ahead = CODES_AHEAD * LINE_BYTES;
+    return (c->groups - n) * c->bytes <= ahead ? ahead + c->jump : ahead;
+}
+
+#endif
