@@ -66,7 +66,7 @@ def test_triton_and_aten_generate_alike(model_folder: Callable[[str], Path], kv_
     found = []
     for kernels in ("triton", "aten"):
         with LLM(model_folder("grouped"), kernels=kernels, **options) as llm:
-            assert llm.model_info.kernels == kernels
+            assert llm.model_info().kernels == kernels
             answers = [*llm.generate(PROMPTS, GREEDY), *llm.generate(PROMPTS[:1], GREEDY)]
             answers += llm.generate(PROMPTS, [*sampled, filtered])
             found.append([each.token_ids for each in answers])
@@ -75,7 +75,7 @@ def test_triton_and_aten_generate_alike(model_folder: Callable[[str], Path], kv_
 
 def test_auto_takes_triton_on_a_gpu(model_folder: Callable[[str], Path]) -> None:
     with LLM(model_folder("grouped"), kv_blocks=30) as llm:
-        assert llm.model_info.kernels == "triton"
+        assert llm.model_info().kernels == "triton"
 
 
 def test_graphs_have_the_logits_of_launches(model_folder: Callable[[str], Path]) -> None:
