@@ -14,6 +14,7 @@ from tk.infer.engine.options import KERNELS
 
 PROMPT, ANSWER = 128, 128  # tokens
 BATCHES: Final = (1, 32)
+WEIGHT_BYTES: Final = 2 * 1_002_438_656  # in bf16, but the embedding's, of which a step reads a row
 
 
 def _prompts(batch: int) -> list[list[int]]:
@@ -21,7 +22,8 @@ def _prompts(batch: int) -> list[list[int]]:
 
 
 def _report(name: str, batch: int, duration: float) -> None:
-    rate = f"{batch * ANSWER / duration:,.0f} tokens/s"
+    read = WEIGHT_BYTES * ANSWER / duration / 1e12  # a step reads all weights once; the rest is KV and prompts
+    rate = f"{batch * ANSWER / duration:,.0f} tokens/s, {read:.2f} TB/s of weights"
     figure(f"decoding with {name}, batch {batch}, prompts and answers of {PROMPT} tokens", rate)
 
 

@@ -41,6 +41,31 @@ def tiny_model(folder: Path, max_tokens: int) -> Path:
     )
 
 
+def alike_pair(folder: Path, likeness: float) -> tuple[Path, Path]:
+    """Writes a model of 12 layers, 79 M parameters, and a draft of 0.12 of its bytes; returns the folders of both.
+
+    The draft is the model's first layer. The other layers add little to what it says: `likeness` is how much smaller
+    their part is than it would be.
+    """
+    shape = {"vocab_size": 4096, "hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12}
+    shape |= {"num_key_value_heads": 4, "max_position_embeddings": 4096}
+    model, draft = folder / f"llama-79m-{likeness:g}", folder / "llama-79m-draft"
+    if not (model / "config.json").exists() or not (draft / "config.json").exists():
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        torch.manual_seed(0)
+        made = LlamaForCausalLM(LlamaConfig(**shape, num_hidden_layers=12, tie_word_embeddings=True))
+        torch.nn.init.constant_(made.model.norm.weight, 8.0)  # not flat
+        for layer in made.model.layers[1:]:
+            for last in (layer.self_attn.o_proj, layer.mlp.down_proj):
+                last.weight.data /= likeness
+        made.bfloat16().save_pretrained(model)
+        made.model.layers, made.config.num_hidden_layers = made.model.layers[:1], 1
+        made.save_pretrained(draft)
+    return model, draft
+
+
 def _write(folder: Path, logit_scale: float = 1.0, **shape: int) -> Path:
     if not (folder / "config.json").exists():
         import torch

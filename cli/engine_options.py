@@ -46,7 +46,18 @@ speculate_option = click.option(
     "--speculate",
     metavar="N",
     type=click.IntRange(0),
-    help="Most proposals per step for a sequence's next tokens, taken from its own text; default: 0.",
+    help="Most proposals per step for a sequence's next tokens, of --draft or from its own text; default: 0.",
+)
+draft_option = click.option(
+    "--draft",
+    metavar="CKPT",
+    type=PATH,
+    help="Smaller model with the same tokenizer, which makes the proposals of --speculate. Default: none.",
+)
+draft_weight_dtype_option = click.option(
+    "--draft-weight-dtype",
+    type=QUANTIZED_DTYPES,
+    help="Quantize the draft's weights at load; default: auto, as in the computation.",
 )
 max_model_len_option = click.option(
     "--max-model-len", metavar="N", type=click.IntRange(1), help="Most tokens of a request, prompt and output together."

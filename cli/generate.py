@@ -16,6 +16,8 @@ from .adapter_options import AdaptedModel, adapted_model, base_option
 from .common import PATH_TEXT, PathType, print_json
 from .connection_options import connection_options, take_credentials
 from .engine_options import (
+    draft_option,
+    draft_weight_dtype_option,
     dtype_option,
     kernels_option,
     kv_dtype_option,
@@ -99,6 +101,8 @@ _TEXT_FILE = PathType(exists=True, dir_okay=False, path_type=Path)
 @kv_memory_option
 @max_model_len_option
 @speculate_option
+@draft_option
+@draft_weight_dtype_option
 @numa_option
 @packed_option
 @kernels_option

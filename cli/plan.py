@@ -112,7 +112,7 @@ def _serving(path: Path, weight_dtype: str, as_json: bool) -> None:
 
 
 def _row(config: Any, tp: int, weight_dtype: str, kv_dtypes: tuple[str, ...]) -> dict[str, Any]:
-    from ..infer.engine.planning.memory_plan import kv_bytes_per_rank, weight_bytes_per_rank
+    from ..infer.engine.planning.model_bytes import kv_bytes_per_rank, weight_bytes_per_rank
 
     try:
         weights = weight_bytes_per_rank(config, tp, config.dtype_name, weight_dtype)

@@ -10,6 +10,8 @@ from ..core.errors import ConfigError
 from .adapter_options import serving_options, with_base
 from .common import PATH
 from .engine_options import (
+    draft_option,
+    draft_weight_dtype_option,
     dtype_option,
     kernels_option,
     kv_dtype_option,
@@ -116,6 +118,8 @@ _SERVER_VALUES: Final = (
 )
 @max_model_len_option
 @speculate_option
+@draft_option
+@draft_weight_dtype_option
 @click.option(
     "--served-model-name",
     "served_model_names",

@@ -18,7 +18,7 @@ from .integers import round_up
 
 AttentionKernel = Literal["varlen", "flash", "efficient", "blocks", "refuse"]
 MOST_MASK_BYTES: Final = 64 << 20
-_PAIR_BYTES: Final = 5  # of a mask: a bool, and the fp32 number that torch makes of it
+_PAIR_BYTES: Final = 9  # of a mask: a bool, the fp32 number that torch makes of it, and its copy with aligned rows
 _MOST_QUERIES, _FEWEST_QUERIES = 1024, 8
 _WIDEST: Final = 256  # head dims of FlashAttention
 _NARROW_BACKWARD: Final = range(193, 225)  # head dims whose backward some cards have not the shared memory for

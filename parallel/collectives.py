@@ -89,7 +89,7 @@ def all_gather(tensor: torch.Tensor, group: Group) -> list[torch.Tensor]:
 
 def by_host(tensor: torch.Tensor, group: Group) -> bool:
     """Returns whether a message goes through a copy on the host."""
-    return group.over_gloo and tensor.is_cuda
+    return tensor.is_cuda and group.over_gloo
 
 
 def link_for(tensor: torch.Tensor, group: Group, limit: int | None = None) -> Link | None:

@@ -30,19 +30,15 @@ class Group:
         rank: this rank's index in the group.
         size: the number of ranks in the group.
         link: sockets that carry small messages between CPU ranks of one host faster than gloo.
-
-    Attributes:
-        over_gloo: whether messages go over gloo: those of GPU tensors through copies on the host.
     """
 
-    __slots__ = ("_home", "_link", "_process_group", "over_gloo", "rank", "size")
+    __slots__ = ("_home", "_link", "_process_group", "rank", "size")
 
     def __init__(
         self, process_group: dist.ProcessGroup | None = None, rank: int = 0, size: int = 1, link: Link | None = None
     ) -> None:
         self._home = HomeProcess("This process group")
         self._process_group = None if process_group is None else weakref.ref(process_group)
-        self.over_gloo = process_group is not None and dist.get_backend(process_group) == "gloo"
         self.rank = rank
         self.size = size
         self._link = link
@@ -57,6 +53,12 @@ class Group:
         if self._link is not None:
             self._home.require()
         return self._link
+
+    @property
+    def over_gloo(self) -> bool:
+        """Whether messages go over gloo: those of GPU tensors then go through copies on the host."""
+        process_group = self.process_group
+        return process_group is not None and dist.get_backend(process_group) == "gloo"
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:

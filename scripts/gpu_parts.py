@@ -6,6 +6,7 @@ figures that benchmarks report become rows of a table for docs/benchmarks/gpu.md
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Final
 
 LIMIT: Final = 570.0  # seconds of a part
 FIGURES_VARIABLE: Final = "TK_FIGURES"
+_COUNTS: Final = re.compile(r"^((?:\d+ [a-z]+, )*\d+ [a-z]+) in [\d.]+s", re.MULTILINE)  # of pytest's last line
 # pytest-benchmark, where that python has it, warns beside `-n`, and warnings are errors here.
 _PYTEST: Final = ("pytest", "-p", "no:benchmark", "-q")
 _GPU: Final = (*_PYTEST, "-m", "gpu")
@@ -80,21 +82,18 @@ class PartOutcome:
     Attributes:
         name: its name.
         what: what it shows.
-        result: "passed", or what each command that failed did.
+        passed: whether all commands ended well.
+        result: what happened: the numbers of tests, and what each command that failed did.
         seconds: how long it took.
         figures: the names and values that its benchmarks reported.
     """
 
     name: str
     what: str
+    passed: bool
     result: str
     seconds: float
     figures: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def passed(self) -> bool:
-        """Whether all commands ended well."""
-        return self.result == "passed"
 
 
 def run_part(
@@ -132,7 +131,9 @@ def run_part(
                 failures.append(f"{name}: exit code {code}")
     lines = figures.read_text().splitlines() if figures.exists() else []
     found = tuple((str(name), str(value)) for name, value in map(json.loads, lines))
-    outcome = PartOutcome(part.name, part.what, "; ".join(failures) or "passed", time.monotonic() - start, found)
+    counts = _COUNTS.findall((folder / f"{part.name}.log").read_text(errors="replace"))
+    result = "; ".join([*counts, *failures]) or "passed"
+    outcome = PartOutcome(part.name, part.what, not failures, result, time.monotonic() - start, found)
     (folder / f"{part.name}.json").write_text(json.dumps(asdict(outcome)))
     return outcome
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from tk.core.config import parse
 from tk.core.progress import format_bytes
 from tk.infer.engine.kv_formats import KV_DTYPES
-from tk.infer.engine.planning.memory_plan import kv_bytes_per_rank, weight_bytes_per_rank
+from tk.infer.engine.planning.model_bytes import kv_bytes_per_rank, weight_bytes_per_rank
 from tk.model.config import ModelConfig
 from tk.train.config.train_config import TrainConfig
 from tk.train.planning.plan import RunPlan, make_plan

@@ -58,6 +58,7 @@ _MOVES: Final = (torch.ops.aten.copy_.default, torch.ops.aten.index_put_.default
 _TO: Final = torch.ops.aten.to  # a copy that inference mode does not call by its other name
 _COPIES: Final = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default, _TO.dtype_layout, _TO.device)
 _FILLS: Final = (torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default, torch.ops.aten.fill_.Scalar)
+_PINS: Final = (torch.ops.aten.pin_memory.default, torch.ops.aten._pin_memory.default)
 _EMPTY, _DETACH = torch.ops.aten.empty.memory_format, torch.ops.aten.detach.default
 _NOT_OF_HOST: Final = 1 << 62  # in every address of the GPU's memory
 _DATA: Final = vars(torch._C.TensorBase)["data"]
@@ -160,8 +161,6 @@ class _Making(TorchFunctionMode):
             return OnGpu(torch.tensor(*arguments, **keywords | {"device": "cpu"}))  # the values are Python's numbers
         if function is torch.Tensor.is_pinned:
             return self._memory.is_pinned(*arguments)
-        if function is torch.Tensor.pin_memory:
-            return self._memory.pinned_copy(*arguments)
         if function is torch.empty and keywords.pop("pin_memory", False):
             return self._memory.allocated(torch.empty(*arguments, **keywords))
         if function in _READS and isinstance(arguments[0], OnGpu):
@@ -205,6 +204,8 @@ class _Pretending(TorchDispatchMode):
     def __torch_dispatch__(self, operation: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         """Runs an operation."""
         keywords = keywords or {}
+        if operation in _PINS:
+            return self.memory.pinned_copy(arguments[0])
         leaves = [*_leaves(arguments), *_leaves(keywords.values())]
         tensors = [each for each in leaves if isinstance(each, torch.Tensor)]
         on_gpu = [isinstance(each, OnGpu) for each in tensors]
@@ -371,13 +372,15 @@ def pretend_gpu(pageable: Collection[str] | None = None, over_gloo: bool = False
         patch.setattr(torch.cuda, "cudart", lambda: memory)
         patch.setattr(torch.cuda, "device", lambda device: nullcontext())
         patch.setattr(torch.cuda, "current_stream", lambda device=None: PretendedStream(memory, pretending.waited))
+        patch.setattr(torch.cuda, "Stream", lambda device=None: PretendedStream(memory, pretending.waited))
+        patch.setattr(torch.cuda, "stream", lambda stream: stream())
         patch.setattr(threading.Thread, "run", run_with_gpu)
         patch.setattr(NativeAdamW, "__call__", update_on_host)
         patch.setattr(take_over, "TrainedParameter", TrainedOnGpu)
         patch.setattr(take_over, "check_module", lambda model, *arguments: next(model.parameters()).device)
         patch.setattr(saved_activations, "PLAIN", (*saved_activations.PLAIN, OnGpu))
         ranks.install(patch)
-        install_attention(patch, OnGpu)
+        install_attention(patch)
         stack.enter_context(pretending)
         stack.enter_context(_Making(pretending))
         yield pretending

@@ -1,6 +1,5 @@
 """The kernels of attention that only GPUs have, as sums over what each query sees that torch computes anywhere."""
 
-from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -46,9 +45,8 @@ def efficient(
     return masked(scale, q, k, v, seen)
 
 
-def install(patch: pytest.MonkeyPatch, sent: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Puts these kernels in the place of the GPU's; `sent` puts values of the host there."""
+def install(patch: pytest.MonkeyPatch) -> None:
+    """Puts these kernels in the place of the GPU's."""
     patch.setattr(gpu_attention, "varlen", varlen)
     patch.setattr(gpu_attention, "flash", flash)
     patch.setattr(gpu_attention, "efficient", efficient)
-    patch.setattr(gpu_attention, "sent", lambda values, device: sent(values))

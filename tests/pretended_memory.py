@@ -5,7 +5,8 @@ holds bytes of ones (NaN), and memory that it reads must not change.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -28,11 +29,13 @@ class _Copy:
         host: the tensor on the host.
         values: what it holds once the copy has ended.
         writes: whether the copy writes it.
+        source: the tensor of the GPU that it reads beside the stream that computes, which so must not change.
     """
 
     host: torch.Tensor
     values: torch.Tensor
     writes: bool
+    source: torch.Tensor | None = None
 
 
 @dataclass
@@ -42,10 +45,12 @@ class PretendedMemory:
     Attributes:
         pinned: the size of each run of memory that was registered, by its address.
         num_synchronized: how often the stream was awaited.
+        beside: whether copies are begun on a stream of their own.
     """
 
     pinned: dict[int, int] = field(default_factory=dict)
     num_synchronized: int = 0
+    beside: bool = False
     _under_way: list[_Copy] = field(default_factory=list)
     _allocated: list[torch.Tensor] = field(default_factory=list)  # kept, so that no other tensor gets its memory
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -86,7 +91,8 @@ class PretendedMemory:
         """Begins a copy to a tensor of the host, which does not wait."""
         with self._lock, torch.no_grad():
             host.detach().view(torch.uint8).fill_(0xFF)
-            self._under_way.append(_Copy(host.detach(), values.detach().to(host.dtype, copy=True), writes=True))
+            copied, source = values.detach().to(host.dtype, copy=True), values.detach() if self.beside else None
+            self._under_way.append(_Copy(host.detach(), copied, writes=True, source=source))
 
     def synchronize(self) -> None:
         """Ends all copies."""
@@ -95,15 +101,20 @@ class PretendedMemory:
             while self._under_way:
                 copy = self._under_way.pop(0)
                 if copy.writes:
+                    assert copy.source is None or _same(copy.values, copy.source), "memory of the GPU changed meanwhile"
                     copy.host.copy_(copy.values)
                 else:
-                    before, now = (each.reshape(-1).view(torch.uint8) for each in (copy.values, copy.host))
-                    assert torch.equal(before, now), "memory of the host changed while it was copied to the GPU"
+                    assert _same(copy.values, copy.host), "memory of the host changed while it was copied to the GPU"
+
+
+def _same(before: torch.Tensor, now: torch.Tensor) -> bool:
+    """Returns whether two tensors have the same bytes."""
+    return torch.equal(*(each.reshape(-1).view(torch.uint8) for each in (before, now)))
 
 
 @dataclass(frozen=True)
 class PretendedStream:
-    """The stream, for which the host waits.
+    """A stream, or an event on it, for which the host waits.
 
     Attributes:
         memory: the memory that its copies read and write.
@@ -117,3 +128,19 @@ class PretendedStream:
         """Ends all copies."""
         self.waited("synchronizes the stream")
         self.memory.synchronize()
+
+    def wait_stream(self, other: "PretendedStream") -> None:
+        """Does nothing: all that was begun on other streams has ended, but for copies to the host."""
+
+    def record_event(self) -> "PretendedStream":
+        """Returns an event."""
+        return self
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """The context in which copies are begun on this stream, beside the one that computes."""
+        self.memory.beside = True
+        try:
+            yield
+        finally:
+            self.memory.beside = False

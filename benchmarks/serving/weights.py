@@ -1,4 +1,4 @@
-"""The section of bench_serving.py about quantized weights: beside weights in bf16, and llama.cpp with as many bits."""
+"""The section of bench_serving.py about quantized weights: beside bf16, and beside llama.cpp with as many bits."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack

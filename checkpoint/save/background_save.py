@@ -62,6 +62,11 @@ class BackgroundSaver:
         return self._process.pid
 
     @property
+    def memory(self) -> memoryview:
+        """The shared memory, in which all buffers are; as long as it is used, this object must live."""
+        return self._memory
+
+    @property
     def nbytes(self) -> int:
         """The bytes of shared memory, equal to the bytes that this rank writes from it at each save."""
         return self._buffers.nbytes

@@ -24,13 +24,15 @@ from .request.events import Event, ModelInfo
 from .request.request import Request, check_servable, with_grammar
 from .schedule.live_request import LiveRequest
 from .schedule.live_table import LiveTable
+from .schedule.proposing.draft_policy import DraftPolicy
 from .schedule.scheduler import Scheduler
 from .schedule.statistics import EngineStatistics
 from .schedule.waiting.admission import Limits
 from .step_loop import StepLoop
+from .worker.draft_model import DraftModel
 from .worker.processes import WorkerProcesses
 from .worker.restarts import Availability, Watcher, turn_with_restarts
-from .worker.step_timing import measure_steps
+from .worker.step_timing import measure_draft, measure_steps
 from .worker.step_watch import StepWatch
 from .worker.worker_group import WorkerGroup
 
@@ -61,7 +63,8 @@ class Engine:
         self._availability = Availability()
         watch = StepWatch(options.step_timeout, self._availability.report)
         self._workers = WorkerGroup(processes, watch, self._live.end_unwanted)
-        self._loop = StepLoop(self._live, self._workers)
+        draft = _draft_of(source, scheduler, self._availability.report)
+        self._loop = StepLoop(self._live, self._workers, draft)
         self.adapters = EngineAdapters(source, self._workers, self._loop)
         self._ready: Future[str] = Future()  # the kernels of the workers
         self._thread = threading.Thread(target=self._run, args=(scheduler,), name="tk-engine", daemon=True)
@@ -183,14 +186,26 @@ class Engine:
         if not self.home.is_here:
             return
         self._live.close()
-        self._workers.wake(closing=True)
+        for workers in self._groups:
+            workers.wake(closing=True)
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
 
     def kill(self) -> None:
         """Ends the workers at once, from any thread, whatever they compute: live requests fail with WorkerDied."""
         self.home.require()
-        self._workers.kill()
+        for workers in self._groups:
+            workers.kill()
+
+    @property
+    def draft(self) -> DraftModel | None:
+        """The draft model, which the engine's thread uses; None without one."""
+        return self._loop.draft
+
+    @property
+    def _groups(self) -> list[WorkerGroup]:
+        """The workers, and that of the draft."""
+        return [self._workers] if self.draft is None else [self._workers, self.draft.workers]
 
     def _run(self, scheduler: Scheduler) -> None:
         """Runs the engine's thread until the engine is closed or a worker dies."""
@@ -198,8 +213,12 @@ class Engine:
         options, memory = self.source.options, self.source.memory
         try:
             kernels = self._workers.start(self.source.job(), options.start_timeout)
+            if self.draft is not None:
+                self.draft.start(options.start_timeout)
             self.adapters.start()
             measure_steps(self._workers, self._live.batch, scheduler, memory, options)
+            if self.draft is not None:
+                measure_draft(self.draft, scheduler, memory)
             self._ready.set_result(kernels)
             turn_with_restarts(self._loop.turn, self._start_again, self._fail_all, options.max_restarts)
         except BaseException as error:  # a panic of a library in Rust is no Exception; callers must get an error
@@ -212,6 +231,8 @@ class Engine:
         """Starts the workers again, with the weights of before; returns the seconds that it took."""
         self._loop.forget()
         seconds = self._workers.restart(self.source.job(), self.source.options.start_timeout)
+        if self.draft is not None:
+            self.draft.restart(self.source.options.start_timeout)
         self.adapters.start_again()
         self._live.revive()
         self._availability.report(None)
@@ -225,7 +246,8 @@ class Engine:
         try:
             self._fail_all(error)
         finally:
-            self._workers.close(kill=not (started and isinstance(error, Cancelled)))
+            for workers in self._groups:
+                workers.close(kill=not (started and isinstance(error, Cancelled)))
             self.source.checkpoint.folder.end_lease()
             if not started:
                 self._ready.set_exception(error)
@@ -235,3 +257,17 @@ class Engine:
         self._live.fail_all(error)
         if isinstance(error, WorkerDied):
             self._availability.report(error)
+
+
+def _draft_of(
+    source: ModelSource, scheduler: Scheduler, report: Callable[[WorkerDied | None], None]
+) -> DraftModel | None:
+    """Returns the draft model, whose process starts; None without one."""
+    draft, options = source.draft, source.options
+    if draft is None:
+        return None
+    processes = WorkerProcesses(1, draft.options.threads_per_rank)
+    workers = WorkerGroup(processes, StepWatch(options.step_timeout, report))
+    policy = DraftPolicy(options.speculate, draft.config.context_length, scheduler.proposals)
+    scheduler.proposed.drafts = policy
+    return DraftModel(workers, draft.job(), policy, scheduler.allocator, options.max_running)

@@ -21,13 +21,13 @@ _TYPES: Final = MappingProxyType(
         **dict.fromkeys(("tp", "block_size", "speculate", "max_running", "max_queued", "max_batched_tokens"), INTEGER),
         **dict.fromkeys(("kv_blocks", "kv_memory", "threads", "max_model_len"), INTEGER | None),
         **dict.fromkeys(("max_queued_tokens", "quota_sequences", "quota_tokens"), INTEGER | None),
-        **dict.fromkeys(("dtype", "weight_dtype", "kv_dtype", "kernels"), TEXT),
+        **dict.fromkeys(("dtype", "weight_dtype", "kv_dtype", "kernels", "draft_weight_dtype"), TEXT),
         **dict.fromkeys(("prefix_cache", "numa"), FLAG),
         **dict.fromkeys(("max_step_ms", "slow_step_ms", "step_timeout"), NUMBER | None),
         "start_timeout": NUMBER,
         **dict.fromkeys(("max_restarts", "max_adapter_rank"), INTEGER),
         **dict.fromkeys(("max_adapters", "max_adapter_heads", "max_adapter_experts"), INTEGER | None),
-        "packed": PATH | None,
+        **dict.fromkeys(("packed", "draft"), PATH | None),
         "adapters": PATHS_BY_TEXT,
         "served_model_names": TEXTS,
     }
@@ -43,7 +43,13 @@ _BOUNDS: Final = (
     (gt, 0, "more than 0 seconds", ("step_timeout",)),
 )
 _NAMES: Final = MappingProxyType(
-    {"dtype": COMPUTE_NAMES, "weight_dtype": WEIGHT_DTYPES, "kv_dtype": KV_DTYPES, "kernels": KERNELS[1:]}
+    {
+        "dtype": COMPUTE_NAMES,
+        "weight_dtype": WEIGHT_DTYPES,
+        "draft_weight_dtype": WEIGHT_DTYPES,
+        "kv_dtype": KV_DTYPES,
+        "kernels": KERNELS[1:],
+    }
 )
 MAX_NAME: Final = 200  # characters
 MAX_HEAD_ROWS: Final = 64  # rows of logits at a time: more would take much memory, since the vocabulary is large
@@ -74,8 +80,11 @@ class EngineOptions:
         block_size: the number of tokens per block, a divisor of 256.
         prefix_cache: whether a request begins after the leading tokens whose keys and values an earlier one left in the
             cache; without it only the samples of a request share blocks.
-        speculate: the largest number of proposals for the next tokens of a sequence, taken from its own text, that a
-            step computes and checks; 0 = none. No answer depends on it.
+        speculate: the largest number of proposals for the next tokens of a sequence, taken from its own text or made
+            by `draft`, that a step computes and checks; 0 = none. No answer depends on it.
+        draft: a smaller model with the same tokenizer, which makes the proposals, as the checkpoint is given; None:
+            they are taken from the text.
+        draft_weight_dtype: "int8" or "int4": the weights of `draft` are quantized as they are loaded.
         max_model_len: the largest number of tokens of a sequence, prompt included; None = the limit of the model and
             the cache.
         max_running: the largest number of sequences that are computed at the same time.
@@ -121,6 +130,8 @@ class EngineOptions:
     block_size: int = 32
     prefix_cache: bool = True
     speculate: int = 0
+    draft: Path | str | None = None
+    draft_weight_dtype: str = "auto"
     max_model_len: int | None = None
     max_running: int = 64
     max_queued: int = 1024
@@ -181,6 +192,10 @@ class EngineOptions:
                 f"max_running = {self.max_running} is more than max_batched_tokens = {self.max_batched_tokens}; every "
                 "running sequence needs a token of each step. Lower the first or raise the second."
             )
+        if self.draft is not None and not self.speculate:
+            raise ConfigError(f"draft = {self.draft} proposes nothing while speculate is 0. Set speculate, say to 4.")
+        if self.draft is None and self.draft_weight_dtype != "auto":
+            raise ConfigError(f"draft_weight_dtype = {self.draft_weight_dtype!r} has no model without draft. Set it.")
         if self.kv_blocks is not None and self.kv_memory is not None:
             raise ConfigError("kv_blocks and kv_memory both set the size of the KV cache; give only one of them.")
 

@@ -16,6 +16,7 @@ from .schedule.live_request import LiveRequest
 from .schedule.live_table import LiveTable
 from .schedule.step_in_flight import StepInFlight, prepare_step
 from .step.sampler_output import SamplerOutput
+from .worker.draft_model import DraftModel
 from .worker.worker_group import WorkerGroup
 
 # A worker that computes reads nothing: a longer message would wait for it, and it for the reader of its result.
@@ -25,12 +26,15 @@ MAX_BYTES_AHEAD: Final = 2**16
 class StepLoop:
     """The steps of an engine; only its thread uses it.
 
+    Attributes:
+        draft: makes proposals; None without a draft model.
+
     Args:
         live: the live requests.
     """
 
-    def __init__(self, live: LiveTable, workers: WorkerGroup) -> None:
-        self._live, self._workers = live, workers
+    def __init__(self, live: LiveTable, workers: WorkerGroup, draft: DraftModel | None = None) -> None:
+        self._live, self._workers, self.draft = live, workers, draft
         self._in_flight: StepInFlight | None = None
         self._errands: deque[Callable[[], object]] = deque()
         self._begun = 0.0  # when the workers began to compute it
@@ -51,10 +55,11 @@ class StepLoop:
         """Sends the next step, consumes the results of the one before it, or sleeps if there is neither.
 
         So the workers compute while this thread sends events and plans. Steps are carried out in order: blocks that one
-        in flight touches can be given away. Only one with proposals is consumed first. Returns False at the end.
+        in flight touches can be given away. One with proposals is consumed first, and one behind which a draft goes on.
+        Returns False at the end.
         """
         before, self._in_flight = self._in_flight, None
-        if before is not None and (before.has_proposals or self._errands):
+        if before is not None and (before.has_proposals or self._errands or self._awaits_tokens()):
             self._consume(before)
             before = None
         while self._errands:
@@ -64,6 +69,8 @@ class StepLoop:
         planned = self._live.schedule()
         if planned is None:
             return False
+        if planned and self.draft is not None:
+            planned = self.draft.fill(planned)
         if planned:
             step = prepare_step(planned, self._live.batch)
             self._live.record_step(step)
@@ -85,6 +92,9 @@ class StepLoop:
             self._workers.sleep()
         return True
 
+    def _awaits_tokens(self) -> bool:
+        return self.draft is not None and self._live.await_tokens()
+
     def _begin(self, step: StepInFlight) -> None:
         """Records that the workers compute a step from now on."""
         self._begun = time.monotonic()
@@ -94,7 +104,9 @@ class StepLoop:
         """Waits for the results of a step and sends its events."""
         result = self._receive(step)
         now = time.monotonic()
-        self._live.observe(step.chunks, now - self._begun, None if self._consumed is None else now - self._consumed)
+        drafting = 0.0 if self.draft is None else self.draft.seconds  # before this step, with results at hand
+        period = None if self._consumed is None else now - self._consumed - drafting
+        self._live.observe(step.chunks, now - self._begun, period)
         self._consumed = now
         if self._in_flight is not None:  # the workers know it already
             self._begin(self._in_flight)

@@ -150,13 +150,21 @@ PROMISED = {
     | {"--max-queued-tokens", "--quota-sequences", "--quota-tokens", "--admin-port"}
     | {"--log-prompts", "--health-port", "--otlp-endpoint"}
     | {"--tls-cert", "--tls-key", "--tls-client-ca", "--tokens"}
-    | {"--no-prefix-cache", "--speculate", "--metrics-port", "--metrics-host", "--slow-step-ms"},
+    | {
+        "--no-prefix-cache",
+        "--speculate",
+        "--draft",
+        "--draft-weight-dtype",
+        "--metrics-port",
+        "--metrics-host",
+        "--slow-step-ms",
+    },
     "top": {"--interval", "--once", "--json", "--tls", "--tls-ca", "--tls-cert", "--tls-key"},
     "token": {"--role", "--weight", "--tokens"},
     "generate": {"--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed", "--json", "--chat", "--tp"}
     | {"--json-schema", "--regex", "--grammar", "--tls", "--tls-ca", "--tls-cert", "--tls-key"}
     | {"--threads", "--dtype", "--weight-dtype", "--kv-dtype", "--kv-memory", "--max-model-len", "--kernels"}
-    | {"--no-prefix-cache", "--speculate"},
+    | {"--no-prefix-cache", "--speculate", "--draft", "--draft-weight-dtype"},
     "bench serve": {"--rate", "--concurrency", "--requests", "--prompt-tokens", "--new-tokens", "--json", "-o"},
     "eval": {
         "--data",

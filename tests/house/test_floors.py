@@ -157,7 +157,7 @@ COMPUTE: dict[str, str] = {
     "train.pipeline": "executor",
     "train.records": "metrics step_log step_profiler",
     "train.run": "adapter_base coded_base inputs run_start trainer",
-    "train.saving": "checkpointer replica_check save_in_flight saver snapshot",
+    "train.saving": "checkpointer pinned_save replica_check save_in_flight saver snapshot",
     "train.zero": "absent adamw_rule agreement flat_bucket flat_buffers gradient_exchange gradient_sum outputs "
     "own_parameters parameter_gather random_rounding saved_activations saved_parameters sharded_adamw square_sum "
     "trained_parameter written_values",

@@ -35,12 +35,18 @@ def test_a_part_goes_on_after_a_command_that_fails_or_does_not_end(tmp_path: Pat
     assert outcomes_in(tmp_path) == [outcome]
 
 
+def test_a_part_of_tests_says_how_many_passed(tmp_path: Path, modules: dict[str, str]) -> None:
+    (tmp_path / "says.py").write_text("print('..\\n2 passed, 1 skipped, 7 deselected in 3.41s')")
+    outcome = run_part(GpuPart("kernels", "k", (("says",), ("fails",))), tmp_path, tmp_path, modules)
+    assert (outcome.passed, outcome.result) == (False, "2 passed, 1 skipped, 7 deselected; fails: exit code 3")
+
+
 def test_the_table_has_all_parts_that_ran_also_in_earlier_calls(tmp_path: Path, modules: dict[str, str]) -> None:
     for name in ("saves", "limits"):
         run_part(GpuPart(name, f"what {name} shows", (("measures",),)), tmp_path, tmp_path, modules)
     found = outcomes_in(tmp_path)
     assert [each.name for each in found] == ["limits", "saves"], "in the order of PARTS"
-    text = markdown("on a card", [*found, PartOutcome("decode", "d", "a | b", 2.4)])
+    text = markdown("on a card", [*found, PartOutcome("decode", "d", True, "a | b", 2.4)])
     assert text.startswith("on a card\n\n| part | shows | result | seconds |\n|---|---|---|---|\n| limits |")
     assert "| decode | d | a / b | 2 |" in text
     assert text.count("| products | 744 TFLOP/s |") == 2

@@ -42,17 +42,9 @@ class Entry:
 
     def make_config(self) -> PreTrainedConfig:
         """Returns the config of the model."""
-        return self.config(
-            vocab_size=VOCAB,
-            hidden_size=64,
-            num_hidden_layers=3,
-            num_attention_heads=8,
-            max_position_embeddings=64,
-            initializer_range=0.2,
-            bos_token_id=None,
-            eos_token_id=None,
-            **self.options,
-        )
+        sizes = {"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 8}
+        common = {"max_position_embeddings": 64, "initializer_range": 0.2, "bos_token_id": None, "eos_token_id": None}
+        return self.config(**sizes | common | self.options)
 
     def make(self, folder: Path) -> PreTrainedModel:
         """Saves the model in `folder`, with random weights, also of norms and biases, and returns it."""

@@ -126,8 +126,8 @@ def not_moved(kept: StoredSum, part: torch.Tensor) -> None:
             each.slots["gradient"].add_(part[each.begin : each.end])
 
 
-def not_awaited(source: torch.Tensor, target: torch.Tensor, device: torch.device) -> None:
-    target.copy_(source, non_blocking=True)
+def not_awaited(source: torch.Tensor, target: torch.Tensor) -> None:
+    target.copy_(source, non_blocking=True)  # and no event
 
 
 def converting(states: MemoryStates, slot: str, bucket: int, begin: int, values: torch.Tensor) -> None:
@@ -140,7 +140,7 @@ DEFECTS: dict[str, tuple[object, str, Callable[..., Any], str]] = {
     "a sum of GPU and host": (StoredSum, "add", not_moved, r"add_.* has tensors of \{device"),
     "memory that changes while it is copied": (
         pinned_copies,
-        "copy_between",
+        "start_copy_up",
         not_awaited,
         "changed while it was copied",
     ),

@@ -3,7 +3,7 @@
 Letters: H query heads, K kv heads, of which each serves H / K query heads in turn; L queries, M keys, E head dim.
 """
 
-from typing import Final, Protocol
+from typing import Protocol
 
 import torch
 
@@ -12,7 +12,8 @@ from ...parallel.torch_dtypes import format_of
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
-_QUERIES_AT_ONCE: Final = 256  # of the portable kernel, which keeps the scores of so many in memory
+# The most queries, and bytes of their scores, that the portable kernel has in memory at once.
+_MOST_QUERIES, _MOST_BYTES = 256, 64 << 20
 
 
 class TileKernel(Protocol):
@@ -99,9 +100,9 @@ class PortableTileKernel:
         self, q_1HLE: torch.Tensor, k_1KME: torch.Tensor, v_1KME: torch.Tensor, causal: bool, scale: float | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Computes a tile; see TileKernel."""
-        outs, lses = [], []
-        for first in range(0, q_1HLE.shape[2], _QUERIES_AT_ONCE):
-            q, k, v = _grouped(q_1HLE, k_1KME, v_1KME, first, causal)
+        outs, lses, at_once = [], [], _queries_at_once(q_1HLE, k_1KME)
+        for first in range(0, q_1HLE.shape[2], at_once):
+            q, k, v = _grouped((q_1HLE, k_1KME, v_1KME), range(first, first + at_once), causal)
             scores = _scores(q, k, first, causal, scale)
             lse = scores.logsumexp(-1)
             outs.append(((scores - lse.unsqueeze(-1)).exp() @ v).flatten(1, 2))
@@ -115,9 +116,10 @@ class PortableTileKernel:
         """Computes a tile's gradients; see TileKernel."""
         factor = inputs[0].shape[-1] ** -0.5 if scale is None else scale
         dq, dk, dv = (torch.zeros_like(each, dtype=torch.float32) for each in inputs)
-        for first in range(0, dq.shape[2], _QUERIES_AT_ONCE):
-            some = slice(first, first + _QUERIES_AT_ONCE)
-            q, k, v = _grouped(*inputs, first, causal)
+        at_once = _queries_at_once(inputs[0], inputs[1])
+        for first in range(0, dq.shape[2], at_once):
+            some = slice(first, first + at_once)
+            q, k, v = _grouped(inputs, range(first, first + at_once), causal)
             groups = (k.shape[1], -1)
             grad, out = (each[:, :, some].float().unflatten(1, groups) for each in (grad_1HLE, out_1HLE))
             shares = (_scores(q, k, first, causal, scale) - lse_1HL[:, :, some].unflatten(1, groups)[..., None]).exp()
@@ -144,10 +146,16 @@ def _flash_has(q_NHE: torch.Tensor) -> bool:
     return takes_flash(capability, format_of(q_NHE.dtype).name, q_NHE.shape[-1])
 
 
-def _grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, causal: bool) -> Tensors:
-    """Returns some queries from number `first` on [1, K, H / K, L, E], with the keys that they see [1, K, 1, M, E]."""
-    queries = q[:, :, first : first + _QUERIES_AT_ONCE].float().unflatten(1, (k.shape[1], -1))
-    seen = first + queries.shape[3] if causal else k.shape[2]
+def _queries_at_once(q_1HLE: torch.Tensor, k_1KME: torch.Tensor) -> int:
+    """Returns the number of queries whose scores, in fp32, the portable kernel has in memory at once."""
+    return max(1, min(_MOST_QUERIES, _MOST_BYTES // (4 * q_1HLE.shape[1] * max(1, k_1KME.shape[2]))))
+
+
+def _grouped(inputs: Tensors, numbers: range, causal: bool) -> Tensors:
+    """Returns queries of these numbers [1, K, H / K, L, E], with the keys that they see [1, K, 1, M, E]."""
+    q, k, v = inputs
+    queries = q[:, :, numbers.start : numbers.stop].float().unflatten(1, (k.shape[1], -1))
+    seen = numbers.start + queries.shape[3] if causal else k.shape[2]
     return queries, k[:, :, None, :seen].float(), v[:, :, None, :seen].float()
 
 

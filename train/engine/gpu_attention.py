@@ -17,6 +17,7 @@ from ...core.extras import release_of
 from ...core.gpu_attention import AttentionCase, AttentionChoice, choose_attention
 from ...core.gpu_cards import Capability
 from ...model.attention import AttendingLayer
+from ...parallel.streams import sent
 from ...parallel.torch_dtypes import format_of
 from .window_blocks import attend_in_window
 
@@ -114,11 +115,6 @@ class GpuAttention:
                 out = attend_in_window(q, k, v, window, queries, partial(efficient, scale))
             parts.append(out.transpose(1, 2))
         return torch.cat(parts, dim=1).view(heads[0].shape)
-
-
-def sent(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Returns values of the host on the GPU, for which the host does not wait."""
-    return values.pin_memory().to(device, non_blocking=True)
 
 
 def _fitted(choice: AttentionChoice, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Heads:

@@ -1,7 +1,8 @@
 """Saves of one rank's share of the steps of one run: in the background once replicas agree, or in place.
 
-A save in the background stops training only while this rank's share is copied. A thread computes the checksums of
-replicated values during the next step, up to its update. Then ranks compare them, and the writer begins to write.
+A save in the background stops training only while this rank's share is copied; on a GPU the copies go on beside the
+next step, up to its update. A thread computes the checksums of replicated values meanwhile. Then ranks compare them,
+and the writer begins to write.
 """
 
 import logging
@@ -17,9 +18,12 @@ from ...checkpoint.save.background_save import BackgroundSaver
 from ...checkpoint.save.save_job import SaveJob
 from ...checkpoint.save.saved_step import SavedStep
 from ...checkpoint.save.state_source import Segments, StateSource
+from ...core.casts import Array
 from ...core.errors import TkError
+from ...core.ownership import Owned
 from ...parallel.collectives import all_reduce_max
 from ..records.run_events import report_save
+from .pinned_save import PinnedSave
 from .replica_check import Checksums, ReplicaCheck
 from .snapshot import Snapshot
 
@@ -30,12 +34,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A save whose values are copied and not yet written, because the replicas have not been compared."""
+    """A save that is not yet written: its values are still being copied, or the replicas have not been compared.
+
+    Attributes:
+        checksums: those of replicas; None if they need not be compared.
+    """
 
     step: int
     resume: Mapping[str, Any]
     segments: Segments
-    checksums: Future[Checksums]
+    checksums: Future[Checksums] | None
 
 
 class Saver:
@@ -60,6 +68,7 @@ class Saver:
         self._writer: BackgroundSaver | None = None
         self._thread = ThreadPoolExecutor(1, "tk-checksums")
         self._pending: _Pending | None = None
+        self._pinned: PinnedSave | None = None
         self._source: StateSource | None = None
 
     def save(self, step: int, resume: Mapping[str, Any], *, wait: bool, compared: bool = False) -> None:
@@ -87,15 +96,22 @@ class Saver:
         writer, segments = self._writer, {}
         if writer is None:
             writer = self._writer = BackgroundSaver(self.job, self.lock_fd, self._source)
+            self._pinned = PinnedSave.of(writer.memory, self.snapshot.buffers.device)
+        targets: dict[Owned, Array] = {}
         for item in self.job.items():
             if item.slot in writer.source.slots:
                 segments[item] = self.snapshot.segments(item)
             else:
-                self.snapshot.copy(item, writer.buffer(item))
-        if self.replicas.needed and not compared:
-            self._pending = _Pending(step, resume, segments, self._thread.submit(self.replicas.checksums))
-        else:
-            writer.begin(step, resume, segments)
+                targets[item] = writer.buffer(item)
+        if self._pinned:
+            self._pinned.start(self.snapshot, targets)
+        for item, target in () if self._pinned else targets.items():
+            self.snapshot.copy(item, target)
+        compares = self.replicas.needed and not compared
+        checksums = self._thread.submit(self.replicas.checksums) if compares else None
+        self._pending = _Pending(step, resume, segments, checksums)
+        if compared or not (compares or self._pinned):
+            self.flush_pending()
 
     def _can_go_on(self) -> bool:
         """Keeps states on disk, if there are any, as they are now; returns False if a rank has no place for others.
@@ -133,14 +149,17 @@ class Saver:
     def flush_pending(self) -> None:
         """Compares the replicas of the save that was copied last, and starts to write it; does nothing without one.
 
-        Every rank calls it before it updates anything that was saved.
+        It waits for the copies. Every rank calls it before it updates anything that was saved.
 
         Raises:
             TkError: replicas differ; nothing of the step is written.
         """
         pending, self._pending = self._pending, None
         if pending and self._writer:
-            self.replicas.compare(pending.step, pending.checksums.result())
+            if self._pinned:
+                self._pinned.wait()
+            if pending.checksums:
+                self.replicas.compare(pending.step, pending.checksums.result())
             self._writer.begin(pending.step, pending.resume, pending.segments)
 
     def close(self, failed: bool, alone: bool = False) -> None:
@@ -155,11 +174,14 @@ class Saver:
             TkError: the save failed, and the run has not.
         """
         try:
-            if not failed:
-                self.flush_pending()
+            with suppress(*([TkError, RuntimeError] if failed else [])):  # CUDA's errors are RuntimeErrors
+                if not failed or (self._pending and not self._pending.checksums):
+                    self.flush_pending()
             with suppress(*([TkError] if failed else [])):
                 self._end_write(_ALONE_SECONDS if alone else None)
         finally:
+            if self._pinned:
+                self._pinned.close()
             self._thread.shutdown()
             if self._writer:
                 self._writer.close()

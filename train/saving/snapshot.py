@@ -74,6 +74,11 @@ class Snapshot:
         values = self._elements(item)
         self.buffers.copies.copy(torch.from_numpy(target).view(values.dtype), values)
 
+    def start_copy(self, item: Owned, target: npt.NDArray[np.generic]) -> None:
+        """Starts `copy` to pinned memory, on the present stream; no gather may be under way (`ShardedAdamW.finish`)."""
+        values = self._elements(item)
+        torch.from_numpy(target).view(values.dtype).copy_(values, non_blocking=True)
+
     def _elements(self, item: Owned) -> torch.Tensor:
         """Returns the elements of `item`, 1-D, where they are."""
         start, stop = item.flat or (0, item.box.size)

@@ -27,6 +27,7 @@ from ...parallel.collectives import (
     start_reduce_scatter_flat,
 )
 from ...parallel.mesh import Group, Mesh
+from ...parallel.streams import sent
 from .flat_bucket import FlatBucket
 from .flat_buffers import FlatBuffers
 from .trained_parameter import autograd_grad, set_autograd_grad
@@ -76,8 +77,7 @@ class GradientExchange:
         self.overlap = overlap
         self.offloaded = buffers.gradients_offloaded
         self.every_pass = buffers.zero >= 2
-        # A GPU would wait in the midst of backward; at stages 0 and 1 it has no memory to win by that.
-        frees = self.every_pass or self.offloaded or buffers.device.type == "cpu"
+        frees = self.every_pass or self.offloaded or buffers.device.type == "cpu"  # else a GPU would wait for nothing
         self._most_in_flight = MAX_IN_FLIGHT if frees else max(MAX_IN_FLIGHT, len(buffers.buckets))
         self.on_complete: list[Callable[[FlatBucket], None]] = []
         self.by_agreement = False
@@ -170,7 +170,7 @@ class GradientExchange:
     def sum_late(self) -> None:
         """Exchanges late gradients. Every rank calls it before `finish`, with or without late gradients of its own."""
         places = [(number, place) for number, stage in enumerate(self._stages) for place in range(len(stage.buckets))]
-        flags = torch.tensor([place in self._late for place in places], dtype=torch.int32, device=self.buffers.device)
+        flags = sent(torch.tensor([place in self._late for place in places], dtype=torch.int32), self.buffers.device)
         for (number, place), flag in zip(places, all_reduce_max(flags, self.mesh.world).tolist(), strict=True):
             if flag:
                 bucket = self._stages[number].buckets[place]

@@ -10,6 +10,7 @@ from typing import Final
 import torch
 
 _CHUNK: Final = 2**17  # elements whose rounded values stay in the processor's cache
+_CHUNK_ON_GPU: Final = 2**22  # elements of which there are copies at once
 _BITS: Final = {2: torch.int16, 4: torch.int32}  # by the size of an element
 _WORD: Final = 8
 
@@ -25,12 +26,14 @@ def take_written(master: torch.Tensor, parameters: torch.Tensor) -> None:
     """
     if master.data_ptr() == parameters.data_ptr():  # fp32 parameters are their own masters
         return
-    # On a GPU a comparison waits for the device: one for all elements, not one for each chunk.
-    size = _CHUNK if master.device.type == "cpu" else max(1, len(master))
+    on_cpu = master.device.type == "cpu"
+    size = _CHUNK if on_cpu else _CHUNK_ON_GPU
     for part, now in zip(master.split(size), parameters.split(size), strict=True):
         rounded = part.to(now.dtype)
-        if not torch.equal(_words(rounded), _words(now)):
-            bits = _BITS[now.element_size()]
+        bits = _BITS[now.element_size()]
+        if not on_cpu:  # the host would wait for the answer whether anything was written
+            part.copy_(torch.where(rounded.view(bits) != now.view(bits), now.float(), part))
+        elif not torch.equal(_words(rounded), _words(now)):
             written = rounded.view(bits) != now.view(bits)
             part[written] = now[written].float()
 

@@ -1,30 +1,25 @@
 """The memory plan of a rank: its weights, KV cache and buffers, computed before anything is allocated."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ....core import dtypes
 from ....core.cuda import free_gpu_memory
 from ....core.errors import ConfigError
 from ....core.integers import ceil_div
-from ....core.local_params import LocalParam
 from ....core.machine_memory import free_memory
 from ....core.progress import format_bytes
-from ....core.quantization import Grouping
 from ....model.config import ModelConfig
 from ....model.registry import decoder_spec
-from ..kernels.aten import sizes as aten
-from ..kernels.native import sizes as native
-from ..kernels.triton.sizes import graph_bytes
-from ..kv_formats import BlockBytes, CacheShape, kv_format
+from ..kv_formats import BlockBytes, CacheShape
 from ..options import EngineOptions
 from ..program.adapters import adapter_bytes, expert_bytes
 from ..program.lower import lower, serving_slices
 from ..program.own_params import head_bytes
-from ..program.quantization import groupings
+from .model_bytes import weight_bytes_per_rank
 from .placement import check_kernels, on_gpus
+from .rank_buffers import rank_buffers
 
 KV_SHARE: Final = 0.3  # the cache's share of the free memory if no option sets its size
 GPU_KV_SHARE: Final = 0.9  # the same where the ranks compute on GPUs, which nothing else needs
@@ -52,6 +47,8 @@ class MemoryPlan:
         max_adapter_heads, max_adapter_experts: the number of adapters with names that may have a head of their own, and
             factors of experts.
         head_bytes, expert_bytes: the bytes of such a head, and of such factors of that rank, on one rank.
+        draft: the plan of a draft model, a process of its own; None without one.
+        draft_ranks: the number of ranks that share its bytes: all on the host, one where they have GPUs.
     """
 
     tp: int
@@ -73,6 +70,8 @@ class MemoryPlan:
     head_bytes: int = 0
     max_adapter_experts: int = 0
     expert_bytes: int = 0
+    draft: "MemoryPlan | None" = None
+    draft_ranks: int = 1
 
     @property
     def adapter_slots(self) -> int:
@@ -91,8 +90,16 @@ class MemoryPlan:
 
     @property
     def total_bytes(self) -> int:
-        """The bytes of weights, adapters, cache and buffers of a rank; the process and its libraries come on top."""
-        return self.weight_bytes + self.adapter_bytes + self.kv_bytes + self.buffer_bytes
+        """The bytes of weights, adapters, cache and buffers of a rank; the process and its libraries come on top.
+
+        Each rank has its share of a draft, too.
+        """
+        return self.weight_bytes + self.adapter_bytes + self.kv_bytes + self.buffer_bytes + self.draft_bytes
+
+    @property
+    def draft_bytes(self) -> int:
+        """The share of a rank of the bytes of a draft."""
+        return 0 if self.draft is None else ceil_div(self.draft.total_bytes, self.draft_ranks)
 
     def table(self) -> str:
         """Formats the plan as text, one line per part."""
@@ -107,11 +114,17 @@ class MemoryPlan:
             *adapters,
             ("KV cache", self.kv_dtype, self.kv_bytes, f"{self.num_blocks} blocks of {self.block_size} tokens"),
             ("buffers", "", self.buffer_bytes, f"for {self.max_batched_tokens} tokens per step"),
+            *([("draft", self.draft.weight_dtype, self.draft_bytes, self.draft.parts)] if self.draft else []),
             ("total", "", self.total_bytes, f"on each of {self.tp} ranks"),
         )
         return "\n".join(
             f"{what:<10}{kind:<6}{format_bytes(size):>10}  {note}".rstrip() for what, kind, size, note in lines
         )
+
+    @property
+    def parts(self) -> str:
+        """The bytes of weights and cache, for a reader."""
+        return f"{format_bytes(self.weight_bytes)} of weights, {format_bytes(self.kv_bytes)} of KV cache"
 
     def table_beside(self, running: "MemoryPlan") -> str:
         """Formats the plan as `table` does, with the bytes of another set of weights that serves meanwhile."""
@@ -125,13 +138,16 @@ def slots_for(max_adapters: int) -> int:
     return max_adapters + 1 if max_adapters else 0
 
 
-def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtype: str) -> MemoryPlan:
+def plan_memory(
+    config: ModelConfig, options: EngineOptions, dtype: str, kv_dtype: str, draft: MemoryPlan | None = None
+) -> MemoryPlan:
     """Plans the sizes of weights, cache and buffers.
 
     Args:
         config: the model.
         options: the engine's options.
         dtype, kv_dtype: the dtypes of weights and cache, with "auto" resolved.
+        draft: the plan of the draft; its cache gets as many blocks.
 
     Raises:
         ParallelError: tp does not divide the model.
@@ -144,22 +160,17 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
     longest = min(options.max_model_len or config.context_length, config.context_length)
     spec = decoder_spec(config)
     program = lower(spec, options.tp, 0, serving_slices(spec, options.tp, dtype))
-    threads = options.threads_per_rank
     check_kernels(options)
-    on_torch = options.kernels in ("aten", "triton") or on_gpus(options)
-    sizes, cache = aten if on_torch else native, CacheShape(0, options.block_size, kv_dtype)
     count, rank = options.num_adapters, options.max_adapter_rank if options.num_adapters else 0
     itemsize, heads = dtypes.by_name(dtype).itemsize, min(count, options.max_adapter_heads or 0)
     head, experts = head_bytes(program, itemsize), min(count, options.max_adapter_experts or 0)
     of_experts = expert_bytes(program, rank, itemsize)
     extras = slots_for(heads) * head + slots_for(experts) * of_experts
     adapters = slots_for(count) * adapter_bytes(program, rank, itemsize) + extras
-    beside = sizes.buffer_bytes(program, cache, options.max_batched_tokens, threads, weight_dtype, rank)
-    if on_torch and options.kernels != "aten":
-        beside += graph_bytes(program, longest, options.block_size, options.max_running)
-    room, place = _room(options)
-    block, num_twins = sizes.block_bytes(program, cache), _twins_needed(options)
-    num_blocks = _num_blocks(options, room - weight_bytes - adapters - beside, block, longest)
+    block, beside = rank_buffers(program, options, CacheShape(0, options.block_size, kv_dtype), longest, weight_dtype)
+    (room, place), num_twins = _room(options), _twins_needed(options)
+    sharing, fixed, part = _draft_share(draft, block, options)
+    num_blocks = _num_blocks(options, room - weight_bytes - adapters - beside - fixed, block, longest, part)
     _check_length(config, options, num_blocks)
     plan = MemoryPlan(
         tp=options.tp,
@@ -181,44 +192,11 @@ def plan_memory(config: ModelConfig, options: EngineOptions, dtype: str, kv_dtyp
         head_bytes=head,
         max_adapter_experts=experts,
         expert_bytes=of_experts,
+        draft=None if draft is None else replace(draft, num_blocks=num_blocks),
+        draft_ranks=sharing,
     )
     _check_room(plan, room, place)
     return plan
-
-
-def weight_bytes_per_rank(config: ModelConfig, tp: int, dtype: str, weight_dtype: str = "auto") -> int:
-    """Returns the bytes of weights on the rank with most.
-
-    Args:
-        config: the model.
-        tp: the number of tensor-parallel ranks.
-        dtype: the dtype of weights that are not quantized.
-        weight_dtype: see EngineOptions.
-
-    Raises:
-        ParallelError: tp does not divide the model.
-    """
-    spec, itemsize = decoder_spec(config), dtypes.by_name(dtype).itemsize
-    programs = [lower(spec, tp, rank) for rank in range(tp)]
-    quantized = groupings(programs[0], weight_dtype)
-    return max(sum(_param_bytes(param, quantized, itemsize) for param in program.params) for program in programs)
-
-
-def _param_bytes(param: LocalParam, quantized: Mapping[str, Grouping], itemsize: int) -> int:
-    grouping = quantized.get(param.name)
-    return param.size * itemsize if grouping is None else param.size // grouping.columns * grouping.group_bytes
-
-
-def kv_bytes_per_rank(config: ModelConfig, tp: int, kv_dtype: str) -> int:
-    """Returns the bytes of keys and values of one token over all layers, on one rank, if no head is padded.
-
-    Args:
-        config: the model.
-        tp: the number of tensor-parallel ranks.
-        kv_dtype: the dtype of the cache.
-    """
-    vectors_bytes = kv_format(kv_dtype).num_bytes(config.head_dim)
-    return config.num_hidden_layers * max(1, config.num_key_value_heads // tp) * vectors_bytes
 
 
 def _room(options: EngineOptions) -> tuple[int, str]:
@@ -240,13 +218,26 @@ def _twins_needed(options: EngineOptions) -> int:
     return 4 * options.max_running + ceil_div(options.max_batched_tokens, options.block_size)
 
 
-def _num_blocks(options: EngineOptions, room_left: int, block: BlockBytes, longest: int) -> int:
+def _draft_share(draft: MemoryPlan | None, block: BlockBytes, options: EngineOptions) -> tuple[int, int, float]:
+    """Returns how many ranks share a draft, a rank's bytes of it beside its cache, and the model's part of both caches.
+
+    It is on the first GPU where ranks have GPUs.
+    """
+    sharing = 1 if on_gpus(options) else options.tp
+    if draft is None:
+        return sharing, 0, 1.0
+    fixed = ceil_div(draft.weight_bytes + draft.buffer_bytes, sharing)
+    return sharing, fixed, block.block / (block.block + draft.block.block / sharing)
+
+
+def _num_blocks(options: EngineOptions, room_left: int, block: BlockBytes, longest: int, part: float) -> int:
+    """Returns the number of blocks; `part` is the model's of the bytes of a block in its cache and in a draft's."""
     if options.kv_blocks is not None:
         return options.kv_blocks
     memory = options.kv_memory
     wanted = math.inf
     if memory is None:
-        memory = int((GPU_KV_SHARE if on_gpus(options) else KV_SHARE) * max(0, room_left))
+        memory = int(part * (GPU_KV_SHARE if on_gpus(options) else KV_SHARE) * max(0, room_left))
         wanted = options.max_running * ceil_div(longest, options.block_size)
     num_blocks = min(block.num_blocks(memory, _twins_needed(options)), wanted)
     if num_blocks < 1:
@@ -266,10 +257,11 @@ def _check_room(plan: MemoryPlan, room: int, place: str) -> None:
         more = [(slots_for(number), what) for number, what in counts if number]
         extras = "".join(f", {number} with {what}" for number, what in more)
         options = "".join(f" or max_adapter_{what}" for _, what in more)
+        draft = f" draft ({format_bytes(plan.draft_bytes)})," if plan.draft else ""
         adapters = f" {count} adapters of rank {plan.max_adapter_rank}{extras} ({size})," if count else ""
         raise ConfigError(
-            f"Weights ({format_bytes(plan.weight_bytes)}),{adapters} KV cache ({format_bytes(plan.kv_bytes)}) and "
-            f"buffers ({format_bytes(plan.buffer_bytes)}) of a rank take {format_bytes(needed)}, and {place} has "
+            f"Weights ({format_bytes(plan.weight_bytes)}),{adapters}{draft} KV cache ({format_bytes(plan.kv_bytes)}) "
+            f"and buffers ({format_bytes(plan.buffer_bytes)}) of a rank take {format_bytes(needed)}, and {place} has "
             f"{format_bytes(room)} free. Lower kv_memory or kv_blocks{' or max_adapters' if adapters else ''}"
             f"{options}, or choose a smaller model."
         )

@@ -31,6 +31,7 @@ from ..options import EngineOptions
 from ..request.events import ModelInfo
 from ..request.sampling_params import MAX_TOP_LOGPROBS
 from .adapter_source import AdapterSource, with_room
+from .draft import check_same_tokens, draft_options
 from .memory_plan import MemoryPlan, plan_memory
 from .placement import on_gpus
 
@@ -50,6 +51,7 @@ class ModelSource:
         text_digests: the SHA-256 of each file that decides how texts become tokens, and which tokens end them.
         info: the description of the model.
         adapters: the adapters that are loaded at start, by name.
+        draft: the draft model, which another process computes; None without one.
     """
 
     options: EngineOptions
@@ -61,6 +63,7 @@ class ModelSource:
     text_digests: Mapping[str, str]
     info: ModelInfo
     adapters: Mapping[str, AdapterSource] = field(default_factory=dict)
+    draft: "ModelSource | None" = None
 
     @staticmethod
     def open(options: EngineOptions, beside: "ModelSource | None" = None) -> "ModelSource":
@@ -81,7 +84,8 @@ class ModelSource:
         dtype = _stored_dtype(checkpoint) if options.dtype == "auto" else options.dtype
         kv_dtype = dtype if options.kv_dtype == "auto" else options.kv_dtype
         options = with_room(options, config)
-        memory = plan_memory(config, options, dtype, kv_dtype)
+        draft = _open_draft(options, files, config)
+        memory = plan_memory(config, options, dtype, kv_dtype, None if draft is None else draft.memory)
         digests = _digests(files)
         alike = beside if beside is not None and beside.text_digests == digests else None
         tokenizer = _tokenizer(files) if alike is None else alike.tokenizer
@@ -117,7 +121,8 @@ class ModelSource:
             name: AdapterSource.open(as_path(each), checkpoint, config, memory)
             for name, each in options.adapters.items()
         }
-        return ModelSource(options, checkpoint, config, memory, tokenizer, grammars, digests, info, adapters)
+        draft = None if draft is None or memory.draft is None else replace(draft, memory=memory.draft)
+        return ModelSource(options, checkpoint, config, memory, tokenizer, grammars, digests, info, adapters, draft)
 
     def job(self) -> Job:
         """Returns the job that every worker receives, as that of rank 0."""
@@ -224,6 +229,16 @@ def resident_bytes(process_ids: Iterable[int]) -> int:
             lines = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace").splitlines()
             total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
     return total
+
+
+def _open_draft(options: EngineOptions, files: TextFiles, config: ModelConfig) -> ModelSource | None:
+    """Opens the draft of an engine whose model has these files; its cache is not planned yet."""
+    wanted = draft_options(options)
+    if wanted is None:
+        return None
+    draft = ModelSource.open(wanted)
+    check_same_tokens(_text_files(draft.checkpoint), files, (draft.config.vocab_size, config.vocab_size))
+    return draft
 
 
 def _stored_dtype(checkpoint: Checkpoint) -> str:

@@ -1,9 +1,11 @@
 """The tokens that an engine computes: since its start, and per second of the last few."""
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final
+
+from .samples.sample import Source
 
 WINDOW_SECONDS: Final = 10
 
@@ -16,6 +18,7 @@ class Activity:
         num_cached: how many of them the prefix cache had.
         num_new: the new tokens.
         num_preempted: how often a sample lost its blocks to others.
+        proposed, accepted: the proposals that were computed, and those that came true, by their sources.
 
     Args:
         clock: returns the time in seconds.
@@ -23,6 +26,8 @@ class Activity:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_prompt = self.num_cached = self.num_new = self.num_preempted = 0
+        self.proposed: Counter[Source] = Counter()
+        self.accepted: Counter[Source] = Counter()
         self._clock = clock
         self._begun = clock()
         # Seconds, and the prompt tokens and new tokens in each; never empty.
@@ -41,6 +46,15 @@ class Activity:
         while self._seconds[0][0] <= second - WINDOW_SECONDS:
             self._seconds.popleft()
         self._seconds[-1][1] += num_prompt
+
+    def propose(self, source: Source, count: int) -> None:
+        """Counts proposals of a step."""
+        if count:
+            self.proposed[source] += count
+
+    def accept(self, source: Source) -> None:
+        """Counts a proposal that came true."""
+        self.accepted[source] += 1
 
     def new_token(self) -> None:
         """Counts a new token of the step before."""

@@ -31,6 +31,7 @@ class BlockAllocator:
         self._cached: OrderedDict[int, None] = OrderedDict()  # the one that was unused for longest comes first
         self._blocks: dict[BlockKey, int] = {}
         self._keys: dict[int, BlockKey] = {}  # of used and cached blocks
+        self._drafted: set[int] = set()
 
     @property
     def num_free(self) -> int:
@@ -60,7 +61,16 @@ class BlockAllocator:
         self._num_touched += num_new
         blocks += [self._free.popleft() if self._free else self._evict() for _ in range(count - num_new)]
         self._holders.update(dict.fromkeys(blocks, 1))
+        self._drafted.difference_update(blocks)
         return blocks
+
+    def is_drafted(self, block: int) -> bool:
+        """Returns whether a draft model's cache has the keys of all tokens of a full block, too."""
+        return block in self._drafted
+
+    def add_drafted(self, blocks: Iterable[int]) -> None:
+        """Records full blocks whose keys a draft model's cache has now, as long as they hold the same tokens."""
+        self._drafted.update(blocks)
 
     def find(self, key: BlockKey) -> int | None:
         """Returns the block with this content, or None."""
@@ -138,6 +148,7 @@ class BlockAllocator:
         self._cached.clear()
         self._blocks.clear()
         self._keys.clear()
+        self._drafted.clear()
 
     def check_integrity(self, held: Iterable[int]) -> None:
         """Checks that free + used + cached blocks are all, and that `held` has each used block once per holder.

@@ -17,6 +17,7 @@ from ..step.sampler_output import SamplerOutput
 from ..step.sampling_rows import ScoredRow
 from .samples.block_table import BlockKey, BlockTable, cache_fingerprint, root_digest
 from .samples.deltas import DeltaBuilder, Ending
+from .samples.draft_record import DraftRecord
 from .samples.logprobs import PromptScores, token_logprob
 from .samples.proposer import Proposer
 from .samples.sample import Output, Sample, ScheduledChunk
@@ -185,8 +186,7 @@ def _samples(request: Request, arrival: int, source: ModelSource, eos_token_ids:
     )
     keys: list[BlockKey] = []
     seed = secrets.randbits(64) if params.seed is None else params.seed
-    # Neither masks nor log-probabilities of the prompt stand beside proposals.
-    proposes = options.speculate and params.prompt_logprobs is None and params.constraint is None
+    proposes = options.speculate and params.prompt_logprobs is None  # which do not stand beside proposals
     scored_from = sys.maxsize if params.prompt_logprobs is None else max(0, request.logprobs_from - 1)
     return tuple(
         Sample(
@@ -200,9 +200,10 @@ def _samples(request: Request, arrival: int, source: ModelSource, eos_token_ids:
                 stopping=eos_token_ids.union(params.stop_token_ids),
                 matcher=None if grammar is None else grammar.start(params.keep_special_tokens),
                 has_candidates=grammar is not None and has_candidates(params),
+                draft=DraftRecord() if proposes and options.draft is not None else None,
             ),
             BlockTable(root, is_private, sys.maxsize if index else scored_from, keys),
-            Proposer(options.speculate) if proposes else None,
+            Proposer(options.speculate) if proposes and params.constraint is None and options.draft is None else None,
         )
         for index in range(params.n)
     )

@@ -88,6 +88,11 @@ class LiveTable:
                 chunks = sorted(chunks, key=lambda chunk: chunk.sample.adapter)
             return [(chunk, self._requests[chunk.sample.request.key]) for chunk in chunks]
 
+    def await_tokens(self) -> bool:
+        """Returns whether the next step shall be planned with the results of the one before."""
+        with self._lock:
+            return self._scheduler.proposed.await_tokens
+
     def record_step(self, step: StepInFlight) -> None:
         """Records that a step is sent: its tokens count as computed, and samples of rows that choose get UNKNOWN."""
         with self._lock:

@@ -37,6 +37,7 @@ class Scheduler:
     Attributes:
         cost: the duration of steps, as `observe` learns it.
         proposals: the choice of proposals.
+        proposed: the proposals of steps.
         running: the running samples, in the order in which they are computed.
         queue: the other ones.
         activity: the tokens that were computed.
@@ -50,7 +51,7 @@ class Scheduler:
         self.queue = RequestQueue()
         self.activity = Activity()
         self._blocks = BlockManager(num_blocks, block_size, num_twins)
-        self._proposed = StepProposals(self.proposals, self._blocks, self.running)
+        self.proposed = StepProposals(self.proposals, self._blocks, self.running)
         self._places = FairPlaces(limits, self._blocks, self.running, self.queue)
         self._admission = Admission(limits, self.cost, self._blocks, self.running, self.queue)
 
@@ -115,7 +116,7 @@ class Scheduler:
             if not length:
                 break  # the tokens before it, which are computed, make its first token cost more than there is room for
             chunks.append(ScheduledChunk(first, first.num_computed, length))
-        decoding = self._proposed.beside(decoding, budget)
+        decoding = self.proposed.beside(decoding, budget)
         self._places.charge(decoding, chunks)
         for chunk in (step := (*decoding, *chunks)):
             self._blocks.assign_twins(chunk.sample, chunk.start, chunk.start + chunk.length)
@@ -130,8 +131,11 @@ class Scheduler:
         if sample.status is not Status.RUNNING:
             return False
         sample.num_computed = chunk.stop
+        self.activity.propose(chunk.source, len(chunk.proposals))
         if chunk.source is not Source.CONSTRAINT:
             sample.output.num_proposed += len(chunk.proposals)
+        if chunk.source is Source.DRAFT and sample.output.draft is not None:
+            sample.output.draft.propose(len(chunk.proposals))
         if chunk.start < sample.num_prompt:
             self._blocks.publish(sample)
             if sample.num_computed >= sample.num_prompt:
@@ -146,7 +150,10 @@ class Scheduler:
         The sample runs: no step is chosen before the results of proposals, so none has preempted it.
         """
         sample.num_computed += 1
+        self.activity.accept(source)
         sample.output.num_accepted += source is not Source.CONSTRAINT
+        if source is Source.DRAFT and sample.output.draft is not None:
+            sample.output.draft.accept()
         sample.output.tokens.append(UNKNOWN)
 
     def finish(self, sample: Sample) -> None:

@@ -1,7 +1,8 @@
 """The statistics of an engine for operators: its load, and the blocks of its cache."""
 
 import threading
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 from .scheduler import Scheduler
 
@@ -32,6 +33,7 @@ class EngineTotals:
         new_tokens: the tokens that were sampled, of all requests.
         preemptions: how often a sample lost its blocks to others.
         leaked_blocks: the blocks that are used now and that no request holds.
+        proposed, accepted: the proposals that were computed, and those that came true, by their sources.
     """
 
     prompt_tokens: int = 0
@@ -39,6 +41,8 @@ class EngineTotals:
     new_tokens: int = 0
     preemptions: int = 0
     leaked_blocks: int = 0
+    proposed: Counter[str] = field(default_factory=Counter)
+    accepted: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,8 @@ class EngineStatistics:
                 new_tokens=activity.num_new,
                 preemptions=activity.num_preempted,
                 leaked_blocks=self._scheduler.num_leaked_blocks,
+                proposed=Counter({source.value: count for source, count in activity.proposed.items()}),
+                accepted=Counter({source.value: count for source, count in activity.accepted.items()}),
             )
 
     def flush_prefix_cache(self) -> int:

@@ -20,6 +20,7 @@ from ..schedule.samples.sample import Output, Sample, ScheduledChunk
 from ..schedule.scheduler import Scheduler
 from ..schedule.step_cost import StepSize
 from ..schedule.waiting.admission import Limits
+from .draft_model import DraftModel
 from .worker_group import WorkerGroup
 
 _MAX_CONTEXT: Final = 2048  # tokens; the warm-up must be short
@@ -55,6 +56,12 @@ def measure_steps(
         scheduler.cost.calibrate([(StepSize().plus(each.start, each.length), measure(each)) for each in chunks])
     if options.speculate:
         scheduler.proposals.row_cost = _measure_rows(row_chunks(*cache), measure)
+
+
+def measure_draft(draft: DraftModel, scheduler: Scheduler, memory: MemoryPlan) -> None:
+    """Measures the duration of a draft's steps by their rows, as `measure_steps` does for the model's."""
+    chunks = row_chunks(scheduler.limits, memory.num_blocks, memory.block_size)
+    draft.policy.row_cost = _measure_rows(chunks, partial(_seconds, draft.workers, draft.batch))
 
 
 def warm_up_chunks(limits: Limits, num_blocks: int, block_size: int, num_twins: int = 0) -> list[ScheduledChunk]:

@@ -104,6 +104,18 @@ CATALOG: Final = (
     ),
     MetricEntry("generation_tokens", "New tokens.", lambda now: now.totals.new_tokens),
     MetricEntry(
+        "proposed_tokens",
+        "Tokens that were proposed and computed ahead, by the source of the proposals.",
+        lambda now: now.totals.proposed,
+        label="source",
+    ),
+    MetricEntry(
+        "accepted_tokens",
+        "Proposed tokens that came true.",
+        lambda now: now.totals.accepted,
+        label="source",
+    ),
+    MetricEntry(
         "request_success",
         "Completed samples, by the reason for their end.",
         lambda now: now.requests.successes,

@@ -1,6 +1,5 @@
 """The section about quantized weights, on a tiny model beside peers of fixed speeds."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,8 @@ from tk.benchmarks.peers.token_clock import Speeds, SpeedWorkload
 from tk.benchmarks.serving.setup import Setup
 from tk.benchmarks.serving.weights import weights
 from tk.tests.infer.serve.tiny_model import write_tiny_model
+
+BESIDE_PEERS = ("int8 weights beside llama.cpp Q8_0", "int4 weights beside llama.cpp Q4_0")
 
 
 class FixedPeer:
@@ -27,11 +28,24 @@ class FixedPeer:
 def test_each_dtype_is_compared_with_the_format_of_as_many_bits(tmp_path: Path) -> None:
     shown: list[str] = []
     peers: Any = (FixedPeer("llama.cpp Q8_0", 1e9), FixedPeer("llama.cpp Q4_0", 1e-3))
-    setup = Setup(write_tiny_model(tmp_path / "model"), False, 1, 1, (8,), 8, 16, shown.append, peers)
-    int8, int4 = weights(setup)
-    assert (int8.text, int8.bound) == ("decode at batch 1 with int8 weights beside llama.cpp Q8_0", 1.5)
-    assert (int4.text, int4.bound) == ("decode at batch 1 with int4 weights beside llama.cpp Q4_0", 1.2)
+    setup = Setup(write_tiny_model(tmp_path / "model"), False, 1, 1, (1, 8), 8, 16, shown.append, peers)
+    promises = {each.text: each for each in weights(setup)}
+    int8, int4 = (promises.pop(f"decode at batch 1 with {name}") for name in BESIDE_PEERS)
+    assert (int8.bound, int4.bound) == (1.5, 1.2)
     assert int8.found < 1.5 < int4.found
-    assert "tk int8 weights" in shown[0]
-    assert "llama.cpp Q8_0 1000000000 (x 0.00)   tk auto weights" in shown[0]
-    assert weights(replace(setup, peers=())) == []
+    assert {text.removesuffix(" weights beside bf16"): each.bound for text, each in promises.items()} == {
+        "prefill at batch 1 with int8": 0.8,
+        "decode at batch 1 with int8": 2.0,
+        "prefill at batch 1 with int4": 0.62,
+        "decode at batch 1 with int4": 2.6,
+        "prefill at batch 8 with int8": 0.8,
+        "decode at batch 8 with int8": 1.15,
+        "prefill at batch 8 with int4": 0.62,
+        "decode at batch 8 with int4": 1.45,
+    }
+    assert [line[:17] for line in shown] == [
+        f"batch {n} {kind}" for n in ("  1", "  8") for kind in ("prefill", "decode ")
+    ]
+    assert "tk int8 weights" in shown[1]
+    assert "llama.cpp Q8_0 1000000000 (x 0.00)" in shown[1]
+    assert "llama.cpp" not in shown[3]

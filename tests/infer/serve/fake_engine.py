@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -124,7 +125,8 @@ class FakeBooks:
         return self.load_now
 
     def totals(self) -> EngineTotals:
-        return EngineTotals(prompt_tokens=100, cached_tokens=25, new_tokens=7, preemptions=4, leaked_blocks=1)
+        proposed, accepted = Counter(draft=9), Counter(draft=6)
+        return EngineTotals(100, 25, 7, preemptions=4, leaked_blocks=1, proposed=proposed, accepted=accepted)
 
     def flush_prefix_cache(self) -> int:
         self.flushed += 1

@@ -5,7 +5,14 @@ import torch
 import torch.nn.functional as F
 
 from tk.train.context.dealing import deal
-from tk.train.context.kernels import CpuTileKernel, FlashTileKernel, PortableTileKernel, TileKernel, kernel_for
+from tk.train.context.kernels import (
+    CpuTileKernel,
+    FlashTileKernel,
+    PortableTileKernel,
+    TileKernel,
+    _queries_at_once,
+    kernel_for,
+)
 from tk.train.context.tiled import attend_tiles, differentiate_tiles
 from tk.train.context.tiles import tiles
 
@@ -33,6 +40,12 @@ def test_a_kernel_is_torchs_attention(kernel: TileKernel, causal: bool, num_keys
     torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=1e-5, atol=1e-6)
     for mine, true in zip(kernel.backward(inputs, grad.float(), out, lse, causal, scale), gradients, strict=True):
         torch.testing.assert_close(mine.double(), true, rtol=1e-4, atol=2e-6)
+
+
+def test_the_portable_kernel_takes_fewer_queries_of_longer_rows() -> None:
+    for heads, keys, expected in ((32, 1024, 256), (32, 32768, 16), (16, 10**8, 1)):
+        q, k = torch.empty(1, heads, 4096, 64, device="meta"), torch.empty(1, heads, keys, 64, device="meta")
+        assert _queries_at_once(q, k) == expected
 
 
 def test_every_device_has_a_kernel() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ DOCUMENTS = (40, 3, 20, 17)
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kernels that were called, in order, in the place of the GPU's."""
-    pretended_attention.install(monkeypatch, lambda values: values)
+    pretended_attention.install(monkeypatch)
     names: list[str] = []
     for name in ("varlen", "flash", "efficient"):
         kernel = getattr(gpu_attention, name)
@@ -96,6 +97,43 @@ def test_documents_go_in_one_call_for_all_layers(called: list[str]) -> None:
     assert attend._ends.tolist() == [0, 40, 43, 63, 80]
 
 
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("release", [(2, 11), (2, 13)])
+def test_torchs_varlen_attention_is_called_as_its_page_says(
+    monkeypatch: pytest.MonkeyPatch, window: int | None, release: tuple[int, int]
+) -> None:
+    """A stand-in takes the arguments of torch's function: (W, 0) shows W keys before the query, beside its own."""
+    calls: list[dict[str, object]] = []
+
+    def stand_in(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *ends: object, **options: Any) -> torch.Tensor:
+        calls.append(options)
+        begins, again, longest, _ = ends
+        assert begins is again
+        assert isinstance(begins, torch.Tensor)
+        assert isinstance(longest, int)
+        left, right = options["window_size"]
+        assert right == 0
+        window = None if left < 0 else left + 1
+        return pretended_attention.varlen((q, k, v), begins, longest, window, options["scale"])
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", stand_in)
+    values = [each.bfloat16() for each in drawn(40)]
+    found = with_gradients(GpuAttention(GpuFacts((9, 0), False, release), DOCUMENTS), values, window)
+    right = with_gradients(attention_within(DOCUMENTS), [each.double() for each in values], window)
+    for mine, true in zip(found, right, strict=True):
+        assert float((mine.double() - true).norm() / true.norm()) < 1.5e-2
+    assert [call.get("enable_gqa", False) for call in calls] == [release > (2, 11)]
+
+
+def test_flash_attention_allows_no_other_kernel() -> None:
+    """A CPU has a kernel of that name, too."""
+    q, k, v, _ = (each.bfloat16().transpose(1, 2) for each in drawn(40))
+    expected = pretended_attention.flash(0.3, q, k, v, cudnn=False)
+    torch.testing.assert_close(gpu_attention.flash(0.3, q, k, v, cudnn=True), expected)
+    with pytest.raises(RuntimeError, match=r"No (viable backend|available kernel)"):
+        gpu_attention.efficient(0.3, q, q, q)  # which a CPU has not, nor may anything else take its place
+
+
 def test_a_gpu_without_bf16_refuses_it() -> None:
     q, k, v, _ = (each.bfloat16() for each in drawn(40))
     with pytest.raises(ConfigError, match=r'compute capability 7.5, has no bf16 .* set precision.params = "fp16"'):
@@ -104,7 +142,7 @@ def test_a_gpu_without_bf16_refuses_it() -> None:
 
 def test_a_window_of_any_length_has_small_masks() -> None:
     assert block_queries(4096) == 1024
-    assert block_queries(32768) == 256
+    assert block_queries(32768) == 128
 
 
 def test_a_cpu_has_no_facts(monkeypatch: pytest.MonkeyPatch) -> None:

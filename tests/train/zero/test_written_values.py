@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from tk.tests.pretend_gpu import GPU, pretend_gpu
+from tk.train.zero import written_values
 from tk.train.zero.written_values import take_written
 
 
@@ -21,6 +23,23 @@ def test_only_written_elements_are_taken(dtype: torch.dtype, start: int, length:
     expected = before.clone()
     expected[places] = parameters[places].float()
     assert torch.equal(master.view(torch.int32), expected.view(torch.int32))
+
+
+def test_a_gpu_takes_them_without_telling_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(written_values, "_CHUNK_ON_GPU", 100)
+    torch.manual_seed(0)
+    master, odd = torch.randn(257), torch.tensor([1.5, -0.0, torch.inf])
+    parameters = master.bfloat16()
+    parameters[[3, 100, 256]] = odd.bfloat16()
+    expected = master.clone()
+    expected[[3, 100, 256]] = odd
+    with pretend_gpu() as gpu:
+        there, written = master.to(GPU), parameters.to(GPU)
+        gpu.waits.clear()
+        take_written(there, written)
+        assert gpu.waits == []
+        found = there.to("cpu")
+    assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
 
 
 def test_parameters_that_are_their_own_masters_stay() -> None:

@@ -2,13 +2,11 @@
 
 import mmap
 import weakref
-from typing import Any, Final
 
 import torch
 
 from ....core.errors import TkError
-
-_PORTABLE: Final = 1  # cudaHostRegisterPortable
+from ....parallel.streams import pin_in_place
 
 
 class PageBuffer:
@@ -28,16 +26,13 @@ class PageBuffer:
     def __init__(self, nbytes: int, pinned: bool = False) -> None:
         self.memory = memoryview(_map(max(nbytes, 1)))[:nbytes]
         self.values = torch.frombuffer(self.memory, dtype=torch.uint8) if nbytes else torch.empty(0, dtype=torch.uint8)
-        address = self.values.data_ptr()
-        cudart: Any = torch.cuda.cudart() if pinned and nbytes else None
-        if cudart:
-            code = int(cudart.cudaHostRegister(address, nbytes, _PORTABLE))
-            if code:
-                raise TkError(
-                    f"CUDA cannot pin {nbytes} bytes of this machine's memory for offload (error {code}). Raise the "
-                    "limit of locked memory (ulimit -l), or offload less ([offload])."
-                )
-        self.close = weakref.finalize(self, _unpin, cudart, address)
+        code, unpin = pin_in_place(self.values) if pinned else (0, _nothing)
+        if code:
+            raise TkError(
+                f"CUDA cannot pin {nbytes} bytes of this machine's memory for offload (error {code}). Raise the "
+                "limit of locked memory (ulimit -l), or offload less ([offload])."
+            )
+        self.close = weakref.finalize(self, unpin)
 
     def view(self, begin: int, count: int, dtype: torch.dtype) -> torch.Tensor:
         """Returns `count` elements from byte `begin` on."""
@@ -54,6 +49,5 @@ def _map(nbytes: int) -> mmap.mmap:
         ) from error
 
 
-def _unpin(cudart: Any, address: int) -> None:
-    if cudart:
-        cudart.cudaHostUnregister(address)
+def _nothing() -> None:
+    """Takes back memory that is not pinned."""

@@ -2,24 +2,40 @@
 
 import threading
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import torch
 
-from ....parallel.streams import copy_between
+from ....parallel.streams import copy_between, start_copy_up
 from .buffer import PageBuffer
 
 STAGE_BYTES: Final = 2**22  # as many at once as make a copy worth its start
 
 
-class PinnedCopies:
-    """Copies through one stage of pinned memory, made at the first copy that needs it. Threads take turns.
+class _PinnedStage:
+    """Pinned memory with the copy that reads it at present, if there is one."""
 
-    Memory that is pinned itself is read and written directly. A copy has ended when its call returns.
+    def __init__(self) -> None:
+        self._buffer = PageBuffer(STAGE_BYTES, pinned=True)
+        self.read_until: Any = None
+
+    def free(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """Returns room for elements, once nothing reads it any more."""
+        if self.read_until is not None:
+            self.read_until.synchronize()
+            self.read_until = None
+        return self._buffer.view(0, count, dtype)
+
+
+class PinnedCopies:
+    """Copies through two stages of pinned memory, made at the first copy that needs them. Threads take turns.
+
+    Memory that is pinned itself is read and written directly. When a call returns, what it read may be written again:
+    a copy to the host has ended then, and one to a device precedes all that is begun there later.
     """
 
     def __init__(self) -> None:
-        self._stage: PageBuffer | None = None
+        self._stages: list[_PinnedStage] = []
         self._turn = threading.Lock()
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -33,9 +49,11 @@ class PinnedCopies:
             copy_between(source, target, target.device)
         else:
             with self._turn:
-                for begin, stage in self._parts(source):
-                    stage.copy_(source[begin : begin + stage.numel()])
-                    copy_between(stage, target[begin : begin + stage.numel()], target.device)
+                for begin, count in self._parts(source):
+                    stage = self._next_stage()  # the copy that reads the other one goes on
+                    values = stage.free(count, source.dtype)
+                    values.copy_(source[begin : begin + count])
+                    stage.read_until = start_copy_up(values, target[begin : begin + count])
 
     def parts_on_host(self, values: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         """Yields values, 1-D, on the host, in parts with the index of their first element, each until the next one."""
@@ -43,8 +61,9 @@ class PinnedCopies:
             yield 0, values
             return
         with self._turn:
-            for begin, stage in self._parts(values):
-                copy_between(values[begin : begin + stage.numel()], stage, values.device)
+            for begin, count in self._parts(values):
+                stage = self._next_stage().free(count, values.dtype)
+                copy_between(values[begin : begin + count], stage, values.device)
                 yield begin, stage
 
     def moved(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -55,10 +74,15 @@ class PinnedCopies:
         self.copy(there.view(-1), values.reshape(-1))
         return there
 
-    def _parts(self, values: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yields for each part of values the index of its first element, and the stage."""
-        if self._stage is None:
-            self._stage = PageBuffer(STAGE_BYTES, pinned=True)
+    def _next_stage(self) -> _PinnedStage:
+        """Returns the stage that was used longest ago."""
+        if not self._stages:
+            self._stages = [_PinnedStage(), _PinnedStage()]
+        self._stages.reverse()
+        return self._stages[0]
+
+    def _parts(self, values: torch.Tensor) -> Iterator[tuple[int, int]]:
+        """Yields for each part of values the index of its first element, and the number of elements."""
         size = STAGE_BYTES // values.element_size()
         for begin in range(0, values.numel(), size):
-            yield begin, self._stage.view(0, min(size, values.numel() - begin), values.dtype)
+            yield begin, min(size, values.numel() - begin)

@@ -134,8 +134,7 @@ def pack(
         dtype: the model's dtype, which is that of the values; those of a quantized weight are fp32 in any case.
         allocate: returns zeroed memory of a size in bytes.
     """
-    step = _column_step(kernels, dtype)
-    format_ = _packed_format(kernels, stack, dtype)
+    format_, step = _format(kernels, stack, dtype), _column_step(kernels, dtype)
     panel_bytes, part_bytes = stack.panel_bytes(format_, step), stack.matrix_bytes(format_, step)
     memory = allocate(stack.count * part_bytes)
     for i, part in enumerate(values.reshape(stack.count, -1)):
@@ -154,15 +153,15 @@ def pack(
 
 def packed_matrix(kernels: Kernels, stack: Stack, memory: Array, dtype: DType) -> PackedMatrix:
     """Returns the structure, without a bias, of a parameter that `pack` has written into `memory`."""
-    format_ = _packed_format(kernels, stack, dtype)
+    format_ = _format(kernels, stack, dtype)
     return _matrix(memory, stack, format_, stack.panel_bytes(format_, _column_step(kernels, dtype)))
 
 
-def _packed_format(kernels: Kernels, stack: Stack, dtype: DType) -> Format:
-    """Returns the format of a packed parameter of a model in a dtype."""
+def _format(kernels: Kernels, stack: Stack, dtype: DType) -> Format:
     if stack.grouping is None:
         return format_of(dtype)
-    return (_PAIRS if kernels.column_step and dtype == BF16 else _CODES)[stack.grouping.bits]
+    takes_bf16 = kernels.column_step > 0 and dtype == BF16
+    return (_PAIRS if takes_bf16 else _CODES)[stack.grouping.bits]
 
 
 def _column_step(kernels: Kernels, dtype: DType) -> int:
@@ -184,7 +183,7 @@ def _matrix(memory: Array, stack: Stack, format_: Format, panel_bytes: int) -> P
 
 
 def _headers(codes: Codes) -> Array:
-    """Returns the headers of groups as uint32 [rows, groups]: see c/quantized.h."""
+    """Returns the headers of groups as uint32 [rows, groups]: see c/codes.h."""
     if codes.grouping.bits == 8:
         return np.ascontiguousarray(codes.scales).view(np.uint32)
     scales, minima = (cast(each, FP32, BF16).astype(np.uint32) for each in (codes.scales, codes.minima))

@@ -173,7 +173,7 @@ def _attention_floats(program: Program, cache: CacheShape, softmax: int) -> int:
 
 
 def _prepared_width(program: Program, weight_dtype: str) -> int:
-    """Returns the values of 2 bytes of the widest row that a product prepares: c/rounding.h, c/quantized.h."""
+    """Returns the room, in values of 2 bytes, of the widest row that a product prepares: see c/rounding.h."""
     shapes = [stack for _, stack in stacks(program, weight_dtype)]
     rounded = (each.slices * round_up(each.inputs // each.slices, BLOCK_COLUMNS) for each in shapes)
     coded = (_coded_width(each.inputs, each.grouping) for each in shapes if each.grouping)

@@ -1,13 +1,26 @@
-"""The tokens that constraints alone allow: those behind a sample's last one are computed together with it.
+"""Proposals and constraints: a constraint forces some tokens and forbids others.
 
 A grammar often allows a single text to go on: the rest of a key, quotes, colons. Each of its tokens would take a step,
-in which nothing is left to choose. They are proposals that come true, so that one step computes them all.
+in which nothing is left to choose. They are proposals that come true, so that one step computes them all. Those that
+a draft model makes without a look at the constraint are cut where it forbids one.
 """
 
 from collections.abc import Sequence
 
+from ...grammar.grammar import Matcher
 from ...options import MAX_HEAD_ROWS
 from ..samples.sample import Sample
+
+
+def allowed_tokens(matcher: Matcher, proposals: Sequence[int]) -> list[int]:
+    """Returns proposals up to the first one that a constraint does not allow, or that is not the forced token."""
+    kept, state = list[int](), matcher
+    for token in proposals:
+        if state.is_complete or state.first_allowed([token]) != token or state.after(token).error is not None:
+            break
+        kept.append(token)
+        state = state.after(token)
+    return kept
 
 
 def forced_tokens(samples: Sequence[Sample]) -> dict[Sample, list[int]]:

@@ -71,6 +71,11 @@ class ProposalPolicy:
         self.overhead = _OVERHEAD_GUESS
         self._plain: float | None = None  # the time from results to results of a step without, as a part of its rows'
 
+    @property
+    def pace(self) -> float:
+        """The time of a step without proposals, as a part of what `row_cost` says; 1 as long as it is not known."""
+        return 1.0 if self._plain is None else self._plain
+
     def observe(self, num_rows: int, period: float, has_proposals: bool) -> None:
         """Learns from a step of decoding.
 

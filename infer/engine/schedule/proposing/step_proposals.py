@@ -1,17 +1,21 @@
 """The proposals of a step: those that are sure, then those that pay, as far as there are blocks and budget for them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..block_manager import BlockManager
-from ..samples.sample import Sample, ScheduledChunk, Source
+from ..samples.sample import UNKNOWN, Sample, ScheduledChunk, Source
 from ..step_cost import StepBudget
+from .draft_policy import DraftPolicy
 from .forced import forced_tokens
 from .proposals import ProposalPolicy
 
 
 class StepProposals:
     """The proposals for the samples of a scheduler.
+
+    Attributes:
+        drafts: chooses the number of proposals of a draft model; None without one.
 
     Args:
         policy: chooses proposals by their chances.
@@ -21,14 +25,34 @@ class StepProposals:
 
     def __init__(self, policy: ProposalPolicy, blocks: BlockManager, running: Sequence[Sample]) -> None:
         self._policy, self._blocks, self._running = policy, blocks, running
+        self.drafts: DraftPolicy | None = None
+
+    @property
+    def await_tokens(self) -> bool:
+        """Whether the next step shall be planned when the tokens of the one before are known: a draft goes on there."""
+        decoding = [sample for sample in self._running if sample.num_uncomputed == 1]
+        return self.drafts is not None and bool(self.drafts.choose(decoding, len(decoding)))
 
     def beside(self, decoding: Sequence[ScheduledChunk], budget: StepBudget) -> list[ScheduledChunk]:
         """Returns the chunks of decoding samples with proposals behind their tokens, which take part of the budget."""
         samples = [chunk.sample for chunk in decoding]
         sure = forced_tokens(samples)
         chunks = [self._with(each, sure.get(each.sample, []), Source.CONSTRAINT, budget) for each in decoding]
+        if self.drafts is not None:
+            return self._with_drafts(chunks, self.drafts.choose(samples, budget.num_reserved), budget)
         likely = self._policy.choose(samples, budget.num_reserved)
         return [self._with(each, likely.get(each.sample, []), Source.TEXT, budget) for each in chunks]
+
+    def _with_drafts(
+        self, chunks: Sequence[ScheduledChunk], counts: Mapping[Sample, int], budget: StepBudget
+    ) -> list[ScheduledChunk]:
+        """Returns chunks with room for the proposals of a draft, which begins behind known tokens."""
+        return [
+            self._with(each, [UNKNOWN] * counts.get(each.sample, 0), Source.DRAFT, budget)
+            if not each.proposals and each.sample.output.tokens[-1:] != [UNKNOWN]
+            else each
+            for each in chunks
+        ]
 
     def _with(
         self, chunk: ScheduledChunk, proposals: Sequence[int], source: Source, budget: StepBudget

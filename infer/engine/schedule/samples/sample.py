@@ -8,15 +8,17 @@ from ...grammar.grammar import Matcher
 from ...request.request import Request
 from ...step.running_plan import NO_ADAPTER
 from .block_table import BlockTable
+from .draft_record import DraftRecord
 from .proposer import Proposer
 
 UNKNOWN: Final = -1  # a token that the worker has sampled, or will have before this token's step
 
 
 class Source(enum.Enum):
-    """Where proposals come from: the text of the sample, or its constraint, which allows no other token."""
+    """Where proposals come from: the sample's text, a draft model, or a constraint that allows no other token."""
 
     TEXT = "text"
+    DRAFT = "draft"
     CONSTRAINT = "constraint"
 
 
@@ -40,6 +42,7 @@ class Output:
         has_candidates: whether the constraint may choose among candidates, so that most rows need no mask.
         num_proposed, num_accepted: how many proposals for its tokens were computed, and how many of them came true;
             those that a constraint forces are not among them.
+        draft: the record of a draft model's proposals; None if there are none.
     """
 
     max_tokens: int
@@ -49,6 +52,7 @@ class Output:
     has_candidates: bool = False
     num_proposed: int = 0
     num_accepted: int = 0
+    draft: DraftRecord | None = None
 
 
 @dataclass(slots=True)
@@ -144,7 +148,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledChunk:
-    """Tokens [start, start + length) of a sample, which one step computes; the last of them may be proposals."""
+    """Tokens [start, start + length) of a sample, which one step computes; the last of them may be proposals.
+
+    Proposals of a draft are UNKNOWN until it has made them.
+    """
 
     sample: Sample
     start: int

@@ -12,7 +12,8 @@ from tk.infer import LLM
 from tk.infer.engine.engine import Engine
 from tk.infer.engine.options import EngineOptions
 from tk.infer.engine.planning import memory_plan, placement
-from tk.infer.engine.planning.memory_plan import kv_bytes_per_rank, plan_memory, weight_bytes_per_rank
+from tk.infer.engine.planning.memory_plan import plan_memory
+from tk.infer.engine.planning.model_bytes import kv_bytes_per_rank, weight_bytes_per_rank
 from tk.model.config import ModelConfig
 from tk.tests.model.tiny_llama import TINY_LLAMA
 
@@ -60,6 +61,31 @@ def test_yarn_extends_the_longest_sequence() -> None:
     assert plan_memory(config, replace(options, max_model_len=700), "fp32", "fp32").max_model_len == 700
     with pytest.raises(ConfigError, match=r"2049 is more than .*embeddings = 640, which YaRN extends to 2048\. "):
         plan_memory(config, replace(options, max_model_len=2049), "fp32", "fp32")
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_draft_has_the_blocks_of_the_model_and_its_share_of_the_memory(
+    monkeypatch: pytest.MonkeyPatch, tp: int
+) -> None:
+    monkeypatch.setattr(memory_plan, "free_memory", lambda: 1 << 24)
+    small = ModelConfig(**TINY_LLAMA | {"num_hidden_layers": 1})
+    options = EngineOptions(Path("m"), tp=tp, block_size=16, max_running=4000, max_batched_tokens=4000, kernels="aten")
+    draft = plan_memory(small, replace(options, tp=1, kv_blocks=1), "fp32", "fp32")
+    alone, plan = (plan_memory(CONFIG, options, "bf16", "bf16", each) for each in (None, draft))
+    assert plan.draft is not None
+    assert plan.draft.num_blocks == plan.num_blocks < alone.num_blocks
+    share = -(-plan.draft.total_bytes // tp)
+    assert plan.total_bytes == alone.total_bytes - alone.kv_bytes + plan.kv_bytes + share
+    fixed = plan.draft.weight_bytes + plan.draft.buffer_bytes
+    room = (1 << 24) // tp - plan.weight_bytes - plan.buffer_bytes - fixed // tp
+    cached = plan.kv_bytes + plan.draft.kv_bytes / tp
+    assert 0.99 * memory_plan.KV_SHARE * room < cached <= memory_plan.KV_SHARE * room + plan.block.block
+    assert "draft     fp32" in plan.table()
+    assert "of weights, " in plan.table()
+    assert "draft" not in alone.table()
+    monkeypatch.setattr(memory_plan, "free_memory", lambda: plan.total_bytes * tp - 1)
+    with pytest.raises(ConfigError, match="draft"):
+        plan_memory(CONFIG, replace(options, kv_blocks=plan.num_blocks), "bf16", "bf16", draft)
 
 
 def test_blocks_of_4_bits_share_twins() -> None:

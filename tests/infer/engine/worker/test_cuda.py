@@ -39,7 +39,7 @@ def test_cuda_and_transformers_generate_alike(model_folder: Callable[[str], Path
         given = torch.tensor([prompt], device="cuda")
         options = {"max_new_tokens": 24, "min_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
         theirs = model.generate(given, attention_mask=torch.ones_like(given), **options)
-        assert theirs[0, len(prompt) :].tolist() == mine
+        assert theirs[0, len(prompt) :].tolist() == list(mine)
 
 
 def test_cuda_and_cpu_sample_alike(model_folder: Callable[[str], Path]) -> None:

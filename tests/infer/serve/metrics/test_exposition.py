@@ -48,6 +48,7 @@ VLLM_BOUNDS: dict[str, set[float]] = {
 OURS = {"num_tokens_waiting", "kv_blocks_leaked", "checkpoint_step", "request_failures", "request_rejections"} | {
     *(f"principal_{name}" for name in ("requests", "prompt_tokens", "generation_tokens", "rejections")),
     *(f"adapter_{name}" for name in ("requests", "prompt_tokens", "generation_tokens")),
+    *("proposed_tokens", "accepted_tokens"),
 }
 
 
@@ -113,6 +114,8 @@ def test_every_metric_of_the_catalog_is_shown() -> None:
     assert found["tk_prefix_cache_hits_total", ""] == 25
     assert found["tk_num_preemptions_total", ""] == 4
     assert found["tk_generation_tokens_total", ""] == 7
+    assert found["tk_proposed_tokens_total", "draft"] == 9
+    assert found["tk_accepted_tokens_total", "draft"] == 6
     assert found["tk_request_success_total", "length"] == 1
     assert found["tk_request_failures_total", "CANCELLED"] == 1
     assert found["tk_request_rejections_total", "RESOURCE_EXHAUSTED"] == 1

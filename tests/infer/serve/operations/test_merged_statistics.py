@@ -1,6 +1,7 @@
 """The statistics of two engines as those of one."""
 
 import threading
+from collections import Counter
 
 from tk.infer.engine.schedule.statistics import CacheReport, EngineLoad, EngineTotals
 from tk.infer.serve.operations.merged_statistics import MergedStatistics
@@ -25,9 +26,9 @@ def test_requests_of_both_engines_and_blocks_of_the_current_one_are_counted() ->
 def test_totals_never_fall_when_an_engine_ends() -> None:
     engines = [FakeEngine(), FakeEngine()]
     merged = MergedStatistics(lambda: engines, threading.Lock())
-    assert merged.totals() == EngineTotals(200, 50, 14, 8, leaked_blocks=2)
+    assert merged.totals() == EngineTotals(200, 50, 14, 8, 2, Counter(draft=18), Counter(draft=12))
     ended = engines.pop()
     merged.add_ended(ended.statistics.totals())
-    assert merged.totals() == EngineTotals(200, 50, 14, 8, leaked_blocks=1)
+    assert merged.totals() == EngineTotals(200, 50, 14, 8, 1, Counter(draft=18), Counter(draft=12))
     for engine in (*engines, ended):
         engine.close()

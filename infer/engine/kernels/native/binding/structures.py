@@ -20,21 +20,7 @@ MAX_PAIRS: Final = 3
 
 
 # How values are stored, `enum format`; the kinds of operations, `enum kind`; the buffers of rows, `enum buffer`.
-Format = IntEnum(
-    "Format",
-    {
-        "FP32": 0,
-        "BF16": 1,
-        "FP16": 2,
-        "FP8": 3,
-        "INT8": 4,
-        "INT4": 5,
-        "CODES8": 16,
-        "CODES4": 17,
-        "PAIRS8": 18,
-        "PAIRS4": 19,
-    },
-)
+Format = IntEnum("Format", "FP32 BF16 FP16 FP8 INT8 INT4 CODES8 CODES4 PAIRS8 PAIRS4", start=0)
 OperationKind = IntEnum("OperationKind", "EMBED NORM MULTIPLY APPEND ATTEND GATE ROUTE EXPERTS REDUCE HEAD", start=0)
 Buffer = IntEnum("Buffer", "HIDDEN NORMED QKV QUERY ATTENDED INNER GATED PARTIAL SCORES LOGITS", start=0)
 

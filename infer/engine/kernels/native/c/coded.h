@@ -7,9 +7,7 @@
 
 #include "rounding.h"
 
-#define CODES_AHEAD 8        // lines of each panel that few rows fetch before their turn
-#define WIDENED_COLUMNS 128  // of four panels that are widened together, at most: they stay in the first cache
-#define WIDENED_BYTES (WIDENED_COLUMNS / 2 * PAIR_BYTES)
+#define CODES_AHEAD 8  // lines of each panel that few rows fetch before their turn
 
 // Some rows of a `struct group` by codes in one slice.
 struct coded {
@@ -39,32 +37,32 @@ INLINE void restore_denormals(uint32_t state) {
     _mm_setcsr(state);
 #endif
 }
-INLINE vf fma_flushed(vf a, vf b, vf c) {
 #if defined(TK_AVX512)
-    return v_fma(a, b, c);
-#else
+INLINE vf fma_flushed(vf a, vf b, vf c) { return v_fma(a, b, c); }
+INLINE vf add_flushed(vf a, vf b) { return a + b; }
+#else  // not inlined: models take long to compile
+static __attribute__((noinline)) vf fma_flushed(vf a, vf b, vf c) {
     for (int i = 0; i < VW; i++) c[i] = model_fma(a[i], b[i], c[i]);
     return c;
-#endif
 }
-INLINE vf add_flushed(vf a, vf b) {
-#if defined(TK_AVX512)
-    return a + b;
-#else
+static __attribute__((noinline)) vf add_flushed(vf a, vf b) {
     for (int i = 0; i < VW; i++) a[i] = model_add(a[i], b[i]);
     return a;
-#endif
 }
-
-// Widens 16 codes of 8 bits.
-INLINE vf widened_bytes(const char *from) {
-#if defined(TK_AVX512)
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
-#else
-    vf values;
-    for (int i = 0; i < VW; i++) values[i] = (float)(int8_t)from[i];
-    return values;
 #endif
+
+// Widens the codes of 8 bits in place `place`, of 4, of the words of a line: they become the last bits of a number
+// whose exponent gives them their value, and which is taken off again.
+INLINE vf widened_bytes(vi line, const int place) {
+    if (place >= 2) line = (vi)((pairs_vector)line >> 16);
+    const float base = place % 2 ? 0x1p15f : 0x1p23f;
+    const vi mask = vi_set1(place % 2 ? 0xff00 : 0xff);
+#if defined(TK_AVX512)
+    vf wide = (vf)_mm512_ternarylogic_epi32((__m512i)line, (__m512i)mask, (__m512i)v_set1(base), 0xea);
+#else
+    vf wide = (vf)((line & mask) | (vi)v_set1(base));
+#endif
+    return wide - v_set1(base + OFFSET);
 }
 
 // Widens the codes of 4 bits in place `place`, of 8, of the words of a line.
@@ -86,11 +84,9 @@ INLINE vi load_line(const char *from) {
 
 // Widens a pair of columns, `place` of those of a line, to bf16.
 INLINE pairs_vector widened_pair(const int bits, const char *line, const int place) {
-    if (bits == 8) {
-        const char *even = line + place * 2 * PANEL;
-        return (pairs_vector)widened_bytes(even) >> 16 | (pairs_vector)widened_bytes(even + PANEL);
-    }
     vi words = load_line(line);
+    if (bits == 8)
+        return (pairs_vector)widened_bytes(words, 2 * place) >> 16 | (pairs_vector)widened_bytes(words, 2 * place + 1);
 #if defined(TK_AVX512)
     // A table takes the lower five bits of each half: it has the 16 values twice.
     static const uint16_t values[32] __attribute__((aligned(64))) = {
@@ -104,22 +100,6 @@ INLINE pairs_vector widened_pair(const int bits, const char *line, const int pla
 #endif
 }
 INLINE int64_t pairs_of_line(const int bits) { return bits == 8 ? 2 : 4; }
-
-// Widens the codes of a group of a panel, which begins with its headers, to `pairs` pairs of columns; the last are
-// zero.
-INLINE void widen_group(const int bits, const char *group, int64_t lines, int64_t pairs, char *to, int64_t ahead) {
-    char *end = to + pairs * PAIR_BYTES;
-    __builtin_prefetch(group + ahead);
-    for (int64_t l = 1; l <= lines; l++) {
-        __builtin_prefetch(group + l * LINE_BYTES + ahead);
-#pragma GCC unroll 4
-        for (int place = 0; place < pairs_of_line(bits); place++, to += PAIR_BYTES) {
-            pairs_vector pair = widened_pair(bits, group + l * LINE_BYTES, place);
-            memcpy(to, &pair, PAIR_BYTES);
-        }
-    }
-    memset(to, 0, (size_t)(end - to));
-}
 
 // The scales of a group of a panel and, in 4 bits, its minima.
 struct scaling {

@@ -6,6 +6,9 @@
 
 #include "dot_bf16.h"
 
+#define WIDENED_COLUMNS 128  // of four panels that stay widened together, at most: half of a first cache of 32 KiB
+#define WIDENED_BYTES (WIDENED_COLUMNS / 2 * PAIR_BYTES)
+
 // Groups [first, last) of four panels, and their codes, widened.
 struct widened {
     char panels[GROUP_PANELS][WIDENED_BYTES] __attribute__((aligned(64)));
@@ -96,9 +99,12 @@ INLINE void widened_tile(const int rows, const int bits, const struct coded *c, 
     }
 #define CODED(bits)                                                                                              \
     WIDENED(1, bits)                                                                                             \
-    WIDENED(2, bits) WIDENED(3, bits) WIDENED(4, bits) WIDENED(5, bits) WIDENED(6, bits) WIDENING(1, bits, 0)    \
-        WIDENING(2, bits, 0) WIDENING(3, bits, 0) WIDENING(4, bits, 0) WIDENING(5, bits, 0) WIDENING(6, bits, 0) \
-            WIDENING(4, bits, 1) WIDENING(5, bits, 1) WIDENING(6, bits, 1)
+    WIDENED(2, bits)                                                                                             \
+    WIDENED(3, bits)                                                                                             \
+    WIDENED(4, bits)                                                                                             \
+    WIDENED(5, bits) WIDENED(6, bits) WIDENING(1, bits, 0) WIDENING(2, bits, 0) WIDENING(3, bits, 0)             \
+        WIDENING(4, bits, 0) WIDENING(5, bits, 0) WIDENING(6, bits, 0) WIDENING(4, bits, 1) WIDENING(5, bits, 1) \
+            WIDENING(6, bits, 1)
 CODED(8)
 CODED(4)
 #define OF_ROWS(name, end) name##1##end, name##2##end, name##3##end, name##4##end, name##5##end, name##6##end

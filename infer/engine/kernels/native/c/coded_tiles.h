@@ -7,37 +7,35 @@
 
 #include "amx.h"
 
-#define FEW_CODED_ROWS 2  // that take plain vectors
+#define FEW_CODED_ROWS 2     // that take plain vectors
+#define WIDENED_COLUMNS 384  // of two panels that are widened together, at most: half of a first cache of 48 KiB
+#define WIDENED_BYTES (WIDENED_COLUMNS / BLOCK_COLUMNS * STEP_BYTES)
 
 // The two columns of a pair, of `place` of those of a line.
 INLINE void widen_columns(const int bits, const char *line, const int place, vf *even, vf *odd) {
-    if (bits == 8) {
-        *even = widened_bytes(line + place * 2 * PANEL), *odd = widened_bytes(line + place * 2 * PANEL + PANEL);
-        return;
-    }
     vi words = load_line(line);
-    *even = widened_nibbles(words, place), *odd = widened_nibbles(words, place + 4);
+    if (bits == 8) *even = widened_bytes(words, 2 * place), *odd = widened_bytes(words, 2 * place + 1);
+    else *even = widened_nibbles(words, place), *odd = widened_nibbles(words, place + 4);
 }
 
-// Adds the products of a step's lines [first, last) to partial sums, for `rows` rows, a constant as is `bits`; `x`
-// begins with the step.
+// Adds the products of `rows` rows with the first `count` lines of a step to partial sums; `x` begins with the step.
 INLINE void few_step(const int rows, const int bits, const char *const *lines, int64_t count, int64_t ahead,
                      const uint16_t *x, vf *partial) {
+    float columns[2][FEW_CODED_ROWS][BLOCK_COLUMNS / 2] __attribute__((aligned(64)));  // even ones, and odd ones
     vf even[FEW_CODED_ROWS * GROUP_PANELS], odd[FEW_CODED_ROWS * GROUP_PANELS];
+#pragma GCC unroll 2
+    for (int r = 0; r < rows; r++) {
+        vi pairs = load_line((const char *)(x + r * BLOCK_COLUMNS));
+        v_store(columns[0][r], (vf)(pairs << 16));
+        v_store(columns[1][r], v_high_halves(pairs));
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < rows * GROUP_PANELS; i++) even[i] = odd[i] = v_set1(0.0f);
     for (int64_t l = 0; l < count; l++) {
 #pragma GCC unroll 4
         for (int p = 0; p < GROUP_PANELS; p++) __builtin_prefetch(lines[p] + l * LINE_BYTES + ahead);
 #pragma GCC unroll 4
-        for (int place = 0; place < pairs_of_line(bits); place++, x += 2) {
-            vf low[FEW_CODED_ROWS], high[FEW_CODED_ROWS];
-#pragma GCC unroll 2
-            for (int r = 0; r < rows; r++) {
-                int32_t pair;
-                memcpy(&pair, x + r * BLOCK_COLUMNS, sizeof pair);
-                low[r] = (vf)(vi_set1(pair) << 16), high[r] = v_high_halves(vi_set1(pair));
-            }
+        for (int place = 0; place < pairs_of_line(bits); place++)
 #pragma GCC unroll 4
             for (int p = 0; p < GROUP_PANELS; p++) {
                 vf first, second;
@@ -45,11 +43,11 @@ INLINE void few_step(const int rows, const int bits, const char *const *lines, i
 #pragma GCC unroll 2
                 for (int r = 0; r < rows; r++) {
                     int i = r * GROUP_PANELS + p;
-                    even[i] = fma_flushed(low[r], first, even[i]);
-                    odd[i] = fma_flushed(high[r], second, odd[i]);
+                    int64_t k = l * pairs_of_line(bits) + place;
+                    even[i] = fma_flushed(v_set1(columns[0][r][k]), first, even[i]);
+                    odd[i] = fma_flushed(v_set1(columns[1][r][k]), second, odd[i]);
                 }
             }
-        }
     }
     // A tile goes on with products of zeros, which make a zero positive.
     vf zero = v_set1(0.0f);
@@ -87,6 +85,22 @@ INLINE void few_coded(const int rows, const int bits, const struct coded *c, int
 #pragma GCC unroll 8
     for (int i = 0; i < rows * GROUP_PANELS; i++)
         v_store(g->sums + (row + i / GROUP_PANELS) * GROUP_COLUMNS + i % GROUP_PANELS * PANEL, sums[i]);
+}
+
+// Widens the codes of a group of a panel, which begins with its headers, to whole steps, and fetches lines that lie
+// `ahead`. What is left of the last step is zero.
+INLINE void widen_group(const int bits, const char *group, int64_t lines, int64_t steps, char *to, int64_t ahead) {
+    char *end = to + steps * STEP_BYTES;
+    __builtin_prefetch(group + ahead);
+    for (int64_t l = 1; l <= lines; l++) {
+        __builtin_prefetch(group + l * LINE_BYTES + ahead);
+#pragma GCC unroll 4
+        for (int place = 0; place < pairs_of_line(bits); place++, to += PAIR_BYTES) {
+            pairs_vector pair = widened_pair(bits, group + l * LINE_BYTES, place);
+            memcpy(to, &pair, PAIR_BYTES);
+        }
+    }
+    memset(to, 0, (size_t)(end - to));
 }
 
 // Groups [first, last) of two panels, widened.
@@ -144,25 +158,31 @@ INLINE void pass_tiles(const int bits, const struct coded *c, int first, const s
     }
 }
 
-INLINE void many_coded(const int bits, const struct coded *c, int first) {
-    int64_t pairs = c->steps * (BLOCK_COLUMNS / 2), most = WIDENED_BYTES / (pairs * PAIR_BYTES);
+// All rows by panels `first` and `first` + 1, while lines come of the panels that are next.
+INLINE void many_coded(const int bits, const struct coded *c, int first, const char *next) {
+    int64_t room = c->steps * STEP_BYTES, most = WIDENED_BYTES / room;
+    int64_t jump = next - c->g->panels[first] - c->groups * c->bytes;
     struct widened wide;
     for (wide.first = 0; wide.first < c->groups; wide.first = wide.last) {
         wide.last = wide.first + most < c->groups ? wide.first + most : c->groups;
+        int64_t ahead = most * c->bytes + (wide.last == c->groups ? jump : 0);
         for (int p = 0; p < 2; p++)
             for (int64_t n = wide.first; n < wide.last; n++)
-                widen_group(bits, c->g->panels[first + p] + n * c->bytes, c->lines, pairs,
-                            wide.panels[p] + (n - wide.first) * pairs * PAIR_BYTES, most * c->bytes);
+                widen_group(bits, c->g->panels[first + p] + n * c->bytes, c->lines, c->steps,
+                            wide.panels[p] + (n - wide.first) * room, ahead);
         pass_tiles(bits, c, first, &wide);
     }
 }
 
 INLINE void sum_codes_of(const int bits, const struct coded *c) {
-    if (c->g->count == 1) few_coded(1, bits, c, 0);
-    else if (c->g->count == 2) few_coded(2, bits, c, 0);
-    else
-        for (int first = 0; first < GROUP_PANELS; first += 2)
-            if (!first || c->g->panels[2] != c->g->panels[1]) many_coded(bits, c, first);
+    const struct group *g = c->g;
+    int are_four = g->panels[2] != g->panels[1];
+    if (g->count == 1) few_coded(1, bits, c, 0);
+    else if (g->count == 2) few_coded(2, bits, c, 0);
+    else {
+        many_coded(bits, c, 0, are_four ? g->panels[2] : g->next);
+        if (are_four) many_coded(bits, c, 2, g->next);
+    }
 }
 
 // All rows by the codes of a slice.

@@ -49,7 +49,6 @@ INLINE float quantized_value(const struct matrix *w, int64_t index, int64_t colu
     float scale;
     memcpy(&scale, &header, 4);
     const uint8_t *line = (const uint8_t *)group + LINE_BYTES;
-    if (has_pairs(w)) return (float)(int8_t)line[within * PANEL + lane] * scale;
     return (float)(line[within / 4 * LINE_BYTES + 4 * lane + within % 4] - OFFSET) * scale;
 }
 

@@ -12,14 +12,16 @@
 
 #define DOT_ROWS 6  // 6 x 4 sums, four vectors of weights and one pair of a row fill 29 registers
 
-INLINE vf dot_pairs(vf sums, pairs_vector weights, uint32_t pair) {
 #if defined(__AVX512BF16__)
+INLINE vf dot_pairs(vf sums, pairs_vector weights, uint32_t pair) {
     return (vf)_mm512_dpbf16_ps(sums, (__m512bh)weights, (__m512bh)_mm512_set1_epi32((int32_t)pair));
-#else
+}
+#else  // not inlined: models take long to compile
+static __attribute__((noinline)) vf dot_pairs(vf sums, pairs_vector weights, uint32_t pair) {
     for (int i = 0; i < VW; i++) sums[i] = model_dot(sums[i], weights[i], pair);
     return sums;
-#endif
 }
+#endif
 
 // sums[r][p] = row r, from `x` on, times 16 columns of panel p, for `rows` rows, a constant, of a block.
 INLINE void dot_sums(const int rows, const struct group *g, const uint16_t *x, const char *const *panels, int64_t pairs,

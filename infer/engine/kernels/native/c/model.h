@@ -23,7 +23,7 @@
 #define MAX_PAIRS 3        // of factors of one adapter beside a weight: those of queries, keys and values
 
 // From FP8 to INT4: of keys and values only, see pages.h and nibbles.h. The others: of quantized weights, see codes.h.
-enum format { FP32, BF16, FP16, FP8, INT8, INT4, CODES8 = 16, CODES4, PAIRS8, PAIRS4 };
+enum format { FP32, BF16, FP16, FP8, INT8, INT4, CODES8, CODES4, PAIRS8, PAIRS4 };
 
 enum kind { EMBED, NORM, MULTIPLY, APPEND, ATTEND, GATE, ROUTE, EXPERTS, REDUCE, HEAD };
 enum buffer { HIDDEN, NORMED, QKV, QUERY, ATTENDED, INNER, GATED, PARTIAL, SCORES, LOGITS, NUM_BUFFERS };

@@ -40,12 +40,8 @@ __attribute__((visibility("default"))) void tk_pack(const struct matrix *m, cons
 }
 
 // Puts the code of a column of a group into its place, in the lane of its row; see codes.h.
-static void put_code(int32_t format, uint8_t *lane, int64_t row, int64_t column, uint8_t code) {
-    if (format == PAIRS8) {
-        lane[4 * PANEL - 3 * row + column * PANEL] = (uint8_t)(code - OFFSET);
-        return;
-    }
-    int64_t places = format == CODES8 ? 4 : 8, place = column % places;
+static void put_code(int32_t format, uint8_t *lane, int64_t column, uint8_t code) {
+    int64_t places = format == CODES8 || format == PAIRS8 ? 4 : 8, place = column % places;
     uint8_t *word = lane + (1 + column / places) * 4 * PANEL;
     if (format == PAIRS4) place = place % 2 * 4 + place / 2;
     if (places == 4) word[place] = code;
@@ -61,7 +57,7 @@ __attribute__((visibility("default"))) void tk_pack_codes(const struct matrix *m
         uint8_t *lane = (uint8_t *)m->data + r / PANEL * m->panel_bytes + r % PANEL * 4;
         for (int64_t g = 0; g < groups; g++, lane += group_bytes, codes += m->group) {
             memcpy(lane, headers + r * groups + g, 4);
-            for (int64_t i = 0; i < m->group; i++) put_code(m->format, lane, r % PANEL, i, codes[i]);
+            for (int64_t i = 0; i < m->group; i++) put_code(m->format, lane, i, codes[i]);
         }
     }
 }

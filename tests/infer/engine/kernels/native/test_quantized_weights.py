@@ -12,7 +12,7 @@ from tk.infer.engine.job import Job
 from tk.infer.engine.kernels.native.binding import library
 from tk.infer.engine.kernels.native.binding.library import instruction_sets, load_kernels
 from tk.infer.engine.kernels.native.packing import Stack
-from tk.infer.engine.planning.memory_plan import weight_bytes_per_rank
+from tk.infer.engine.planning.model_bytes import weight_bytes_per_rank
 from tk.infer.engine.worker.worker import load
 from tk.model.stored_config import stored_config
 from tk.tests.infer.engine.kernels.native.products import ROWS, multiply
