@@ -28,7 +28,7 @@ kv_dtype_option = click.option(
     "--kv-dtype", type=KV_CACHE_DTYPES, help="Dtype of the KV cache; default: auto, that of the computation."
 )
 kernels_option = click.option(
-    "--kernels", type=click.Choice(KERNELS), help="The kernels that compute; default: auto, the best on CPUs."
+    "--kernels", type=click.Choice(KERNELS), help="The kernels that compute; default: auto, the best on this machine."
 )
 numa_option = click.option(
     "--numa", is_flag=True, default=None, help="Keep each rank's threads and memory on a NUMA node of its own."

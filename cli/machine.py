@@ -21,6 +21,7 @@ from ..core.cuda import has_driver
 from ..core.extras import install_line, release_of
 from ..core.numa import numa_nodes
 from ..core.progress import format_bytes
+from ..infer.engine.kernels.triton.reasons import why_not_on
 from ..train.config.extras import missing_for_compile
 
 # The bounds of pyproject.toml: the oldest release, and the first that the tests have not passed with.
@@ -209,6 +210,16 @@ def _gloo() -> Fact:
     return Fact("software", "gloo", "starts")
 
 
+def _serving(num_gpus: int) -> str:
+    """Says where `tk serve` computes by default."""
+    reason = why_not_on(1)
+    if not num_gpus:
+        return "cpu"
+    if reason:
+        return f"cpu, because {reason}; --kernels aten: the GPUs, if each rank has one"
+    return "the GPUs with Triton's kernels, if each rank has one; else the CPU"
+
+
 def _use() -> Iterator[Fact]:
     """Yields the defaults of `tk train` on this machine."""
     if _torch().state == "broken":
@@ -218,8 +229,7 @@ def _use() -> Iterator[Fact]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     yield Fact("tk uses", "device", f"cuda, a GPU per rank, {count} ranks on this machine" if count else "cpu")
     yield Fact("tk uses", "backend", "nccl" if count else "gloo")
-    kernels = "--kernels aten: the GPUs, if each rank has one; else the CPU" if count else "cpu"
-    yield Fact("tk uses", "serving on", kernels)
+    yield Fact("tk uses", "serving on", _serving(count))
     fast = bool(count or _FAST_BF16 & read_cpu().features)
     low = "bf16 saves memory and time on this machine" if fast else "bf16 saves memory but no time on this machine"
     yield Fact("tk uses", "dtype", f"[precision] params, fp32 by default; {low}")

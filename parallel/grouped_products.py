@@ -45,7 +45,7 @@ class _GroupedLinear(torch.autograd.Function):
 
 def _products(rows_PX: torch.Tensor, weight_EXY: torch.Tensor, groups: RowGroups) -> torch.Tensor:
     """Returns the product of each group's rows and weight, [P, Y]."""
-    if _fits_kernel(rows_PX, weight_EXY):
+    if fits_kernel(rows_PX, weight_EXY):
         return F.grouped_mm(rows_PX, weight_EXY, offs=groups.ends_E)
     pairs = zip(rows_PX.split(groups.counts), weight_EXY, strict=True)
     return torch.cat([matmul(rows, weight_XY) for rows, weight_XY in pairs])
@@ -53,13 +53,13 @@ def _products(rows_PX: torch.Tensor, weight_EXY: torch.Tensor, groups: RowGroups
 
 def _outer_products(left_PX: torch.Tensor, right_PY: torch.Tensor, groups: RowGroups) -> torch.Tensor:
     """Returns the sum over each group's rows of their outer products, [E, X, Y]."""
-    if _fits_kernel(left_PX, right_PY):
+    if fits_kernel(left_PX, right_PY):
         return F.grouped_mm(left_PX.t(), right_PY, offs=groups.ends_E)
     pairs = zip(left_PX.split(groups.counts), right_PY.split(groups.counts), strict=True)
     return torch.stack([matmul(left.t(), right) for left, right in pairs])
 
 
-def _fits_kernel(rows_PX: torch.Tensor, other: torch.Tensor) -> bool:
+def fits_kernel(rows_PX: torch.Tensor, other: torch.Tensor) -> bool:
     """Returns whether torch's product of all groups takes the operands: aligned rows, and at least one.
 
     With CUDA it takes bf16 alone, on the devices of `gpu_features`. Elsewhere each group is multiplied by itself,

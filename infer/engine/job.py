@@ -26,6 +26,8 @@ class Job:
         on_gpus: whether each rank computes on the GPU of its number; else on the CPU.
         adapter_slots: see MemoryPlan.
         max_adapter_rank: see EngineOptions.
+        max_running: see EngineOptions.
+        max_model_len: the largest number of tokens of a sequence; 0: as many as the cache holds.
         numa: see EngineOptions.
         packed: the absolute path of `EngineOptions.packed`; "" for none.
         log: how the engine's process shows its log, and so the worker's: see `shown_form`.
@@ -51,6 +53,8 @@ class Job:
     log: str = ""
     adapter_slots: int = 0
     max_adapter_rank: int = 0
+    max_running: int = 64
+    max_model_len: int = 0
     packed: str = ""
     numa: bool = False
 

@@ -14,7 +14,7 @@ from .job import threads_per_rank
 from .kv_formats import KV_DTYPES
 
 WEIGHT_DTYPES: Final = ("int8", "int4")  # of quantized weights
-KERNELS: Final = ("auto", "native", "aten")
+KERNELS: Final = ("auto", "native", "aten", "triton")
 ATTENTION_TILE: Final = 256  # tokens; keys and values are read in tiles of this size, independently of the batch
 _TYPES: Final = MappingProxyType(
     {
@@ -67,9 +67,10 @@ class EngineOptions:
         kv_dtype: the dtype of the KV cache; "auto" = `dtype`.
         kv_blocks: the number of blocks of the cache; None = as `kv_memory` allows.
         kv_memory: the bytes of the cache on each rank; None = enough for `max_running` sequences, but at most 30 % of
-            the free memory.
-        kernels: the backend: "native" has C kernels for CPUs, "aten" runs everywhere on torch; "auto" = native where it
-            can run the model. "aten" computes on GPUs if the machine has one for every rank.
+            the free memory, and 90 % of a GPU's.
+        kernels: the backend: "native" has C kernels for CPUs, "triton" has kernels for GPUs, "aten" runs everywhere on
+            torch, on GPUs if the machine has one for every rank; "auto" = triton where the ranks have GPUs that it can
+            use, else native where that can run the model.
         threads: the number of threads of each rank; None = OMP_NUM_THREADS if it is set, else the cores divided by
             the ranks.
         numa: whether each rank computes on the cores of one NUMA node, and so has its weights and cache in that node's

@@ -70,6 +70,7 @@ FLOORS: dict[str, dict[str, int]] = {
     },
     "infer/engine/kernels/aten": {"pages": 0, "kv_cache": 1, "attention": 2},
     "infer/engine/kernels/native": {"binding": 0, "packing": 1, "packed": 2},
+    "infer/engine/kernels/triton": {"step": 0, "rows": 1, "run": 1},
     "infer/engine/schedule": {
         "samples": 0,
         "step_cost": 0,
@@ -135,7 +136,10 @@ COMPUTE: dict[str, str] = {
     "infer.engine.kernels.aten": "adapted_products expert_products experts interpreter kv_cache "
     "model_runner paged_attention pages prepare prepared_weights row_tiles",
     "infer.engine.kernels.aten.attention": "online_softmax plan",
-    "infer.engine.kernels.triton": "append attention cache formats hadamard paged_attention",
+    "infer.engine.kernels.triton": "append attention cache formats hadamard launches paged_attention prepare",
+    "infer.engine.kernels.triton.rows": "launched_products norms products samples",
+    "infer.engine.kernels.triton.run": "assembly decode_graphs decoder experts graphs kernels loaded_rank model_runner",
+    "infer.engine.kernels.triton.step": "decode_ahead device_tables result_copies",
     "model": "activation attention balance decoder init loading mlp norm peers placement recompute rope",
     "model.experts": "adapted experts mixture router shared spreads token_pairs",
     "parallel": "adapters coded_weight collectives functions fusion gpu_start grouped_products head_loss held_weight "

@@ -172,7 +172,7 @@ def test_the_engine_works_where_no_protocol_can_be_imported(tmp_path: Path, sour
         return subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True)
 
     modules = [name for path in sources if is_below(name := f"tk.{dotted(path)}", [ENGINE])]
-    if find_spec("triton") is None:  # as on machines without a GPU
+    if find_spec("triton") is None:
         modules = [name for name in modules if not is_below(name, [f"{ENGINE}.kernels.triton"])]
     generated = run("-c", PROGRAM, checkpoint, *modules)
     assert (generated.returncode, generated.stdout) == (0, "4\n[]\n"), generated.stderr

@@ -17,7 +17,8 @@ _LOG: Final = logging.getLogger(__name__)
 def prepare(job: Job, program: Program, load: LoadParams) -> Backend:
     """Prepares the backend of a job; torch is imported only for the ATen backend.
 
-    "auto" takes native kernels if they cover the whole program, also beside GPUs: those compute if "aten" is asked for.
+    "auto" takes Triton's kernels on GPUs where `triton/reasons.py` finds nothing against them and their check passes,
+    else ATen's there. Without GPUs it takes native kernels if they cover the whole program.
 
     Args:
         job: the rank's job.
@@ -26,9 +27,14 @@ def prepare(job: Job, program: Program, load: LoadParams) -> Backend:
 
     Raises:
         CheckpointError: the weights cannot be loaded.
-        ConfigError: the job does not fit the machine, or native kernels are requested and cannot run it, or packed
-            weights are and the ATen backend computes.
+        ConfigError: the job does not fit the machine, kernels are requested that cannot run it, or packed weights are
+            and native kernels do not compute.
     """
+    if job.kernels == "triton" or (job.kernels == "auto" and job.on_gpus):
+        _refuse_packed(job, "Triton's")
+        from .triton.prepare import prepare as prepare_triton
+
+        return prepare_triton(job, program, load)
     if job.kernels != "aten":
         reason = why_not(job, program)
         if not reason:
@@ -36,8 +42,15 @@ def prepare(job: Job, program: Program, load: LoadParams) -> Backend:
         if job.kernels == "native":
             raise ConfigError(f"The native kernels cannot run this model: {reason}. Use --kernels auto or aten.")
         _LOG.info("The ATen backend runs this model, not the native one: %s.", reason)
-    if job.packed:
-        raise ConfigError("--packed keeps the weights of native kernels, and torch's compute this model: leave it out.")
+    _refuse_packed(job, "torch's")
     from .aten.prepare import prepare as prepare_aten
 
     return prepare_aten(job, program, load)
+
+
+def _refuse_packed(job: Job, whose: str) -> None:
+    """Raises ConfigError if packed weights are asked for, which only native kernels read."""
+    if job.packed:
+        raise ConfigError(
+            f"--packed keeps the weights of native kernels, and {whose} compute this model: leave it out."
+        )

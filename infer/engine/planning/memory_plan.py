@@ -5,23 +5,24 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ....core import dtypes
-from ....core.cuda import count_gpus, free_gpu_memory
+from ....core.cuda import free_gpu_memory
 from ....core.errors import ConfigError
 from ....core.integers import ceil_div
 from ....core.machine_memory import free_memory
 from ....core.progress import format_bytes
 from ....model.config import ModelConfig
 from ....model.registry import decoder_spec
-from ..kernels.aten import sizes as aten
-from ..kernels.native import sizes as native
 from ..kv_formats import BlockBytes, CacheShape
 from ..options import EngineOptions
 from ..program.adapters import adapter_bytes, expert_bytes
 from ..program.lower import lower, serving_slices
 from ..program.own_params import head_bytes
 from .model_bytes import weight_bytes_per_rank
+from .placement import check_kernels, on_gpus
+from .rank_buffers import rank_buffers
 
 KV_SHARE: Final = 0.3  # the cache's share of the free memory if no option sets its size
+GPU_KV_SHARE: Final = 0.9  # the same where the ranks compute on GPUs, which nothing else needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,25 +151,24 @@ def plan_memory(
 
     Raises:
         ParallelError: tp does not divide the model.
-        ConfigError: the cache cannot hold a block, `max_model_len` is more than model or cache can hold, or the ranks
-            take more memory than their GPUs, or without GPUs this machine, have free.
+        ConfigError: kernels are asked for that cannot run, the cache cannot hold a block, `max_model_len` is more than
+            model or cache can hold, or the ranks take more memory than their GPUs, or without GPUs this machine, have
+            free.
     """
     weight_dtype = dtype if options.weight_dtype == "auto" else options.weight_dtype
     weight_bytes = weight_bytes_per_rank(config, options.tp, dtype, weight_dtype)
     longest = min(options.max_model_len or config.context_length, config.context_length)
     spec = decoder_spec(config)
     program = lower(spec, options.tp, 0, serving_slices(spec, options.tp, dtype))
-    threads = options.threads_per_rank
-    sizes, cache = aten if options.kernels == "aten" else native, CacheShape(0, options.block_size, kv_dtype)
+    check_kernels(options)
     count, rank = options.num_adapters, options.max_adapter_rank if options.num_adapters else 0
     itemsize, heads = dtypes.by_name(dtype).itemsize, min(count, options.max_adapter_heads or 0)
     head, experts = head_bytes(program, itemsize), min(count, options.max_adapter_experts or 0)
     of_experts = expert_bytes(program, rank, itemsize)
     extras = slots_for(heads) * head + slots_for(experts) * of_experts
     adapters = slots_for(count) * adapter_bytes(program, rank, itemsize) + extras
-    beside = sizes.buffer_bytes(program, cache, options.max_batched_tokens, threads, weight_dtype, rank)
-    room, place = _room(options)
-    block, num_twins = sizes.block_bytes(program, cache), _twins_needed(options)
+    block, beside = rank_buffers(program, options, CacheShape(0, options.block_size, kv_dtype), longest, weight_dtype)
+    (room, place), num_twins = _room(options), _twins_needed(options)
     sharing, fixed, part = _draft_share(draft, block, options)
     num_blocks = _num_blocks(options, room - weight_bytes - adapters - beside - fixed, block, longest, part)
     _check_length(config, options, num_blocks)
@@ -210,11 +210,6 @@ def _room(options: EngineOptions) -> tuple[int, str]:
     return free_memory() // options.tp, f"this machine, for each of {options.tp} ranks,"
 
 
-def on_gpus(options: EngineOptions) -> bool:
-    """Returns whether the ranks compute on GPUs: torch's kernels do, if they are asked for and each rank has a GPU."""
-    return options.kernels == "aten" and count_gpus() >= options.tp
-
-
 def _twins_needed(options: EngineOptions) -> int:
     """Returns the number of twins in use at most, and as many first blocks in the prefix cache as sequences run.
 
@@ -242,7 +237,7 @@ def _num_blocks(options: EngineOptions, room_left: int, block: BlockBytes, longe
     memory = options.kv_memory
     wanted = math.inf
     if memory is None:
-        memory = int(part * KV_SHARE * max(0, room_left))
+        memory = int(part * (GPU_KV_SHARE if on_gpus(options) else KV_SHARE) * max(0, room_left))
         wanted = options.max_running * ceil_div(longest, options.block_size)
     num_blocks = min(block.num_blocks(memory, _twins_needed(options)), wanted)
     if num_blocks < 1:

@@ -32,7 +32,8 @@ from ..request.events import ModelInfo
 from ..request.sampling_params import MAX_TOP_LOGPROBS
 from .adapter_source import AdapterSource, with_room
 from .draft import check_same_tokens, draft_options
-from .memory_plan import MemoryPlan, on_gpus, plan_memory
+from .memory_plan import MemoryPlan, plan_memory
+from .placement import on_gpus
 
 API_REVISION: Final = 7  # the revision of tk.v1, raised with every addition to the wire
 
@@ -143,6 +144,8 @@ class ModelSource:
             log=shown_form(),
             adapter_slots=self.memory.adapter_slots,
             max_adapter_rank=self.memory.max_adapter_rank,
+            max_running=self.options.max_running,
+            max_model_len=self.memory.max_model_len,
             numa=self.options.numa,
             packed="" if self.options.packed is None else str(as_path(self.options.packed).absolute()),
         )

@@ -66,6 +66,23 @@ class Channel:
             raise WorkerDied("The engine ended before it sent the masks of a step.")
         return masks_from(frame)[0]
 
+    def take_next_step(self, wait: bool) -> bool:
+        """Takes `NEXT_STEP` if that is the next frame; returns whether it was. Other frames stay.
+
+        Args:
+            wait: whether to wait for the next frame; else False if it is not there yet.
+        """
+        flags = socket.MSG_PEEK | (0 if wait else socket.MSG_DONTWAIT)
+        try:
+            begun = self.connection.recv(len(NEXT_STEP), flags)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            return False  # as at its end: `receive` will say so
+        if not begun or not NEXT_STEP.startswith(begun):
+            return False
+        return receive(self.connection) is not None
+
     def send_result(self, output: SamplerOutput) -> None:
         """Sends the results of a step, if this rank does.
 

@@ -72,6 +72,18 @@ class SamplerOutput:
             token_ids, finite, logprob, rank, none, top_logprobs, none if candidates is None else candidates
         )
 
+    def replaced(self, rows: Array, others: "SamplerOutput") -> "SamplerOutput":
+        """Returns these answers, of tokens alone, with those of others in some rows: int64 [N]."""
+        columns: dict[str, Array] = {}
+        for f in fields(SamplerOutput):
+            values = getattr(others, f.name)
+            fill = -1 if f.name == "candidates" else 0
+            columns[f.name] = np.full((len(self.token_ids), *values.shape[1:]), fill, values.dtype)
+            if f.name in ("token_ids", "finite"):
+                columns[f.name][:] = getattr(self, f.name)
+            columns[f.name][rows] = values
+        return SamplerOutput(**columns)
+
     @staticmethod
     def join(parts: Sequence["SamplerOutput"]) -> "SamplerOutput":
         """Joins the outputs of consecutive rows; those with fewer alternatives or candidates are padded."""

@@ -88,11 +88,35 @@ class SamplingRows:
         """Whether one of the rows reports candidates."""
         return bool((self.mask == WITH_CANDIDATES).any())
 
+    @property
+    def are_plain(self) -> Array:
+        """Which rows are greedy, or samples at a temperature, and ask for nothing more: bool [R].
+
+        The others have a filter, a bias, a penalty, a mask or candidates, or ask for log-probabilities. A greedy row
+        has no use for filters, so they do not count.
+        """
+        unfiltered = (self.top_k <= 0) & (self.top_p >= 1) & (self.min_p <= 0) | ~(self.temperature > 0)
+        found: Array = (self.target == SAMPLE) & (self.mask == NO_MASK) & (self.num_top == NO_LOGPROBS) & unfiltered
+        for changed in (self.bias_row, self.count_row):
+            found[changed] = False
+        return found
+
     def masked(self, rows: Array) -> "SamplingRows":
         """Returns the same rows: those of these numbers, int32 [M], have the masks 0 to M - 1, the others none."""
         mask = np.full_like(self.mask, NO_MASK)
         mask[rows] = np.arange(len(rows), dtype=np.int32)
         return replace(self, mask=mask)
+
+    def taken(self, numbers: Array) -> "SamplingRows":
+        """Returns the rows of these numbers, which ascend: int64 [N]; they are numbered from 0."""
+        found: dict[str, Array] = {}
+        for kind in ("bias", "count"):
+            row = getattr(self, f"{kind}_row")
+            chosen = np.isin(row, numbers)
+            found[f"{kind}_row"] = np.searchsorted(numbers, row[chosen]).astype(np.int32)
+            found |= {f"{kind}_{name}": getattr(self, f"{kind}_{name}")[chosen] for name in ("token", "value")}
+        rows = {f.name: getattr(self, f.name)[numbers] for f in fields(self) if f.name not in found}
+        return SamplingRows(**rows, **found)
 
     def part(self, first: int, stop: int) -> "SamplingRows":
         """Returns rows [first, stop), numbered from 0."""

@@ -18,7 +18,17 @@ from .prepared_weights import PreparedWeights
 
 
 def prepare(job: Job, program: Program, load: LoadParams) -> ModelRunner:
-    """Joins the other ranks, loads this rank's weights and allocates its cache.
+    """Returns the backend on torch's operators; see `load_rank`."""
+    return runner_of(job, program, *load_rank(job, program, load))
+
+
+def runner_of(job: Job, program: Program, weights: PreparedWeights, cache: KVCache, tp: Group) -> ModelRunner:
+    """Returns the backend on torch's operators of a rank that `load_rank` has loaded."""
+    return ModelRunner(program, weights, cache, tp, job.max_batched_tokens, job.adapter_slots > 0)
+
+
+def load_rank(job: Job, program: Program, load: LoadParams) -> tuple[PreparedWeights, KVCache, Group]:
+    """Joins the other ranks, loads this rank's weights and allocates its cache; returns these and the ranks' group.
 
     Raises:
         CheckpointError: the weights cannot be loaded.
@@ -40,7 +50,7 @@ def prepare(job: Job, program: Program, load: LoadParams) -> ModelRunner:
         job.num_twins,
         device,
     )
-    return ModelRunner(program, weights, cache, tp, job.max_batched_tokens, job.adapter_slots > 0)
+    return weights, cache, tp
 
 
 def _device(job: Job) -> torch.device:

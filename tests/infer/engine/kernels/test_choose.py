@@ -11,8 +11,8 @@ from tk.core.errors import ConfigError
 from tk.infer.engine.job import Job
 from tk.infer.engine.kernels.native.binding.library import instruction_sets
 from tk.infer.engine.options import KERNELS, EngineOptions
-from tk.infer.engine.planning import memory_plan
-from tk.infer.engine.planning.memory_plan import on_gpus
+from tk.infer.engine.planning import placement
+from tk.infer.engine.planning.placement import on_gpus
 from tk.infer.engine.worker.worker import load
 
 
@@ -28,11 +28,11 @@ def test_auto_takes_native_kernels_where_they_can_run(job: Job) -> None:
     assert load(replace(job, block_size=8)).kernels == "aten", "native kernels need blocks of 16 tokens"
 
 
-def test_auto_takes_native_kernels_beside_gpus_too(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver that reports GPUs took every server to torch's kernels, which had never run on one."""
-    monkeypatch.setattr(memory_plan, "count_gpus", lambda: 8)
+def test_auto_takes_native_kernels_beside_gpus_without_triton(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ATen's kernels are slower there than native ones, so they compute on GPUs only if they are asked for."""
+    monkeypatch.setattr(placement, "count_gpus", lambda: 8)
     found = {kernels: on_gpus(EngineOptions(Path("m"), tp=8, kernels=kernels)) for kernels in KERNELS}
-    assert found == {"auto": False, "native": False, "aten": True}
+    assert found == {"auto": False, "native": False, "aten": True, "triton": True}
     assert not on_gpus(EngineOptions(Path("m"), tp=9, kernels="aten"))
     monkeypatch.setattr(cuda, "count_gpus", lambda: 8)
     assert load(job).kernels.startswith("native " if instruction_sets() else "aten")

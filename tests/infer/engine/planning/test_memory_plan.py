@@ -11,7 +11,7 @@ from tk.core.errors import ConfigError
 from tk.infer import LLM
 from tk.infer.engine.engine import Engine
 from tk.infer.engine.options import EngineOptions
-from tk.infer.engine.planning import memory_plan
+from tk.infer.engine.planning import memory_plan, placement
 from tk.infer.engine.planning.memory_plan import plan_memory
 from tk.infer.engine.planning.model_bytes import kv_bytes_per_rank, weight_bytes_per_rank
 from tk.model.config import ModelConfig
@@ -119,7 +119,7 @@ def test_native_kernels_pad_heads(monkeypatch: pytest.MonkeyPatch, kv_dtype: str
         (1, "aten", False),
         (0, "aten", False),
     ):
-        monkeypatch.setattr(memory_plan, "count_gpus", partial(int, gpus))
+        monkeypatch.setattr(placement, "count_gpus", partial(int, gpus))
         monkeypatch.setattr(memory_plan, "free_gpu_memory", lambda num_gpus: [1 << 30])
         options = EngineOptions(Path("m"), block_size=16, kv_blocks=4, kernels=kernels)
         plan = plan_memory(CONFIG, options, "fp32", kv_dtype)
@@ -146,23 +146,23 @@ def test_without_limits_the_cache_holds_as_much_as_all_running_requests_can_use(
 def test_more_memory_than_the_host_has_is_refused(
     model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, options: dict[str, int]
 ) -> None:
-    monkeypatch.setattr(memory_plan, "count_gpus", lambda: 0)
+    monkeypatch.setattr(placement, "count_gpus", lambda: 0)
     chosen = EngineOptions(model_folder("grouped"), tp=2, **options)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"of a rank take .*iB, and this machine, for each of 2 ranks, has .* free"):
         Engine.start(chosen)
 
 
 def test_the_memory_of_gpus_counts_where_ranks_compute_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two GPUs of 400 and 300 kB in a machine without memory of its own."""
-    monkeypatch.setattr(memory_plan, "count_gpus", lambda: 2)
-    monkeypatch.setattr(memory_plan, "free_gpu_memory", lambda num_gpus: (400_000, 300_000)[:num_gpus])
+    """Two GPUs of 200 and 110 kB in a machine without memory of its own."""
+    monkeypatch.setattr(placement, "count_gpus", lambda: 2)
+    monkeypatch.setattr(memory_plan, "free_gpu_memory", lambda num_gpus: (200_000, 110_000)[:num_gpus])
     monkeypatch.setattr(memory_plan, "free_memory", lambda: 0)
     block = 32 * kv_bytes_per_rank(CONFIG, 1, "fp32")
-    for tp, smallest in ((1, 400_000), (2, 300_000)):
+    for tp, smallest in ((1, 200_000), (2, 110_000)):
         options = EngineOptions(Path("m"), tp=tp, max_running=1, max_batched_tokens=1, threads=1, kernels="aten")
         plan = plan_memory(CONFIG, options, "fp32", "fp32")
         room = smallest - plan.weight_bytes - plan.buffer_bytes
-        assert plan.num_blocks == int(0.3 * room) // (block // tp) - 1
+        assert plan.num_blocks == int(0.9 * room) // (block // tp) - 1
     with pytest.raises(ConfigError, match=r"each GPU has .* free"):
         plan_memory(CONFIG, EngineOptions(Path("m"), kv_memory=400_000, kernels="aten"), "fp32", "fp32")
     for on_host in (EngineOptions(Path("m"), tp=4), EngineOptions(Path("m"), kernels="native")):

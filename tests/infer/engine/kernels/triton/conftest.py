@@ -1,23 +1,27 @@
-"""The tests of Triton's kernels: on this CPU, in Triton's interpreter; `make triton` runs them."""
+"""The tests of the backend on Triton's kernels: those that are marked need Triton, and run in its interpreter."""
 
 import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 if importlib.util.find_spec("triton") is None:
-    collect_ignore_glob = ["test_*.py"]
+    collect_ignore = [
+        str(path) for path in Path(__file__).parent.rglob("test_*.py") if "pytest.mark.triton" in path.read_text()
+    ]
 
 
 @pytest.fixture(autouse=True)
-def interpreter() -> Iterator[ExitStack]:
+def interpreter(request: pytest.FixtureRequest) -> Iterator[ExitStack]:
     """Guards the interpreter: it refuses arithmetic in bf16, and rounds to it as GPUs do; yields the guard."""
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("kernels run in the interpreter if TRITON_INTERPRET=1: see `make triton`")
-    from tk.tests.infer.engine.kernels.triton.guard import guarded_interpreter
-
     with ExitStack() as stack:
-        stack.enter_context(guarded_interpreter())
+        if request.node.get_closest_marker("triton") is not None:
+            if os.environ.get("TRITON_INTERPRET") != "1":
+                pytest.skip("kernels run in the interpreter if TRITON_INTERPRET=1: see `make triton`")
+            from tk.tests.infer.engine.kernels.triton.guard import guarded_interpreter
+
+            stack.enter_context(guarded_interpreter())
         yield stack

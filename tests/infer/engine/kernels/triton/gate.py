@@ -23,7 +23,7 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from tk.infer.engine.kernels.triton import append
-from tk.tests.infer.engine.kernels.triton import attention_cases
+from tk.tests.infer.engine.kernels.triton import attention_cases, row_cases
 
 CAPABILITIES: Final = (80, 90, 100)
 MOST_REGISTERS: Final = 255
@@ -131,7 +131,7 @@ def _usage(cubin: bytes) -> dict[str, int]:
 def kernels_of_the_package() -> set[str]:
     """Returns the functions of Triton in the package that no other calls: those that are launched."""
     defined, called = set[str](), set[str]()
-    for path in PACKAGE.glob("*.py"):
+    for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef) and any("triton.jit" in ast.unparse(d) for d in node.decorator_list):
                 defined.add(node.name)
@@ -142,7 +142,7 @@ def kernels_of_the_package() -> set[str]:
 
 def main() -> None:
     """Prints the footprint of every case's kernels."""
-    for each in footprints({**attention_cases.CASES}):
+    for each in footprints({**attention_cases.CASES, **row_cases.CASES}):
         print(json.dumps(asdict(each)), flush=True)
 
 

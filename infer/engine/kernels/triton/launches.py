@@ -1,0 +1,110 @@
+"""The kernels of a rank on Triton: the launches that its operations take."""
+
+from typing import Final
+
+import torch
+
+from .....core.casts import Array
+from .....model.rope import Rotation
+from .....parallel.coded_weight import CodedWeight
+from .....parallel.grouped_products import fits_kernel, grouped_linear
+from .....parallel.row_groups import RowGroups
+from ...program.operations import AttendToCache, Norm, RotateAndAppend
+from ..aten.expert_products import ExpertRows
+from .append import HeadWeights, rotate_and_append
+from .attention import Spans
+from .paged_attention import LaunchedAttention, query_tiles
+from .rows import norms, samples
+from .rows.launched_products import FEW_ROWS, multiply_rows, multiply_tiles
+from .run.kernels import GpuKernels
+from .run.loaded_rank import LoadedRank
+from .step.device_tables import ExpertPairs, RowOptions, StepOnDevice
+
+_FEW_PAIRS: Final = 16  # of tokens and experts, whose rows are multiplied one by one
+
+
+class TritonKernels(GpuKernels):
+    """`GpuKernels` on Triton.
+
+    Args:
+        loaded: what the rank computes with.
+        longest: the largest number of tokens of a sequence.
+        most_rows: the rows of the largest bucket.
+    """
+
+    def __init__(self, loaded: LoadedRank, longest: int, most_rows: int) -> None:
+        program, weights, cache = loaded.program, loaded.weights, loaded.cache
+        self._weights, self._cache = weights, cache
+        # Triton's interpreter, which runs on CPUs, multiplies numbers of 16 bits wrongly.
+        compute = torch.float32 if cache.device.type == "cpu" else weights.dtype
+        self._attention = LaunchedAttention(cache, program.num_heads, compute, longest)
+        self._factors = {layer: each.float().contiguous() for layer, each in weights.key_factors.items()}
+        self._scratch = self._attention.scratch(most_rows)
+        # Of steps of buckets, whose padding nothing writes: it stays finite.
+        self._attended = torch.zeros(
+            most_rows, program.num_heads * program.head_dim, dtype=weights.dtype, device=cache.device
+        )
+        self._query_columns = program.num_heads * program.head_dim
+
+    def query_tiles(self, span_length: Array) -> Array:
+        """See `GpuKernels`."""
+        return query_tiles(span_length, self._attention.tokens)
+
+    def add_norm(self, hidden_TD: torch.Tensor, added_TD: torch.Tensor | None, bias: str, norm: Norm) -> torch.Tensor:
+        """See `GpuKernels`."""
+        added = added_TD, self._weights[bias] if bias else None
+        shift = self._weights[norm.bias] if norm.kind == "layer" else None
+        return norms.add_norm(hidden_TD, added, self._weights[norm.weight], shift, norm.eps)
+
+    def gate(self, inner_TF: torch.Tensor, kind: str) -> torch.Tensor:
+        """See `GpuKernels`."""
+        return norms.gate(inner_TF, kind)
+
+    def coded_product(self, x_TK: torch.Tensor, weight: CodedWeight, bias_N: torch.Tensor | None) -> torch.Tensor:
+        """See `GpuKernels`."""
+        multiply = multiply_rows if len(x_TK) <= FEW_ROWS else multiply_tiles
+        return multiply(x_TK, weight, bias_N)
+
+    def gated_coded_product(self, x_TK: torch.Tensor, weight: CodedWeight) -> torch.Tensor | None:
+        """See `GpuKernels`."""
+        return multiply_rows(x_TK, weight, is_gated=True) if len(x_TK) <= FEW_ROWS else None
+
+    def expert_product(self, x_PD: torch.Tensor, rows: ExpertRows, pairs: ExpertPairs) -> torch.Tensor:
+        """See `GpuKernels`."""
+        if len(x_PD) <= _FEW_PAIRS:
+            return multiply_rows(x_PD, rows, pairs=pairs)
+        if isinstance(rows, torch.Tensor):
+            weight_EFD = rows.unflatten(0, (len(pairs.ends), -1))
+            if fits_kernel(x_PD, weight_EFD):
+                return grouped_linear(x_PD, weight_EFD, RowGroups(pairs.ends))
+        return multiply_tiles(x_PD, rows, pairs=pairs)
+
+    def rotate_and_append(
+        self, operation: RotateAndAppend, qkv_TF: torch.Tensor, rotary: Rotation | None, step: StepOnDevice
+    ) -> torch.Tensor:
+        """See `GpuKernels`."""
+        weights, layer = self._weights, operation.layer
+        q_norm, k_norm = (weights[name] if name else None for name in (operation.q_norm, operation.k_norm))
+        heads = HeadWeights(q_norm=q_norm, k_norm=k_norm, factors=self._factors.get(layer), eps=operation.eps)
+        query_TF = qkv_TF.new_empty(len(qkv_TF), self._query_columns)
+        rotate_and_append(self._cache, layer, qkv_TF.contiguous(), query_TF, step.slots, rotary, heads)
+        return query_TF
+
+    def attend(self, operation: AttendToCache, query_TF: torch.Tensor, step: StepOnDevice) -> torch.Tensor:
+        """See `GpuKernels`."""
+        out_TF = self._attended[: len(query_TF)] if step.is_decoding else torch.empty_like(query_TF)
+        spans = Spans(step.tiles, step.firsts, step.starts, step.lengths, step.tables, step.tables.stride(0))
+        place = operation.layer, operation.window, query_TF, out_TF, spans
+        if step.is_decoding:
+            self._attention.decode(*place, self._scratch)
+        else:
+            self._attention.attend(*place)
+        return out_TF
+
+    def sample(self, logits_RV: torch.Tensor, options: RowOptions) -> torch.Tensor:
+        """See `GpuKernels`."""
+        return samples.sample(logits_RV, options)
+
+    def advance(self, columns: torch.Tensor, tables: torch.Tensor, sampled_R: torch.Tensor) -> None:
+        """See `GpuKernels`."""
+        samples.advance(columns, tables, sampled_R, self._cache.block_size)

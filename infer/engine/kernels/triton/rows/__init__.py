@@ -1,0 +1,1 @@
+"""Kernels of rows of activations: norms, gates, products and samples."""

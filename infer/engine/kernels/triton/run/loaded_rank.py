@@ -1,0 +1,25 @@
+"""What a rank has loaded, and its kernels compute with."""
+
+from dataclasses import dataclass
+
+from ......parallel.mesh import Group
+from ....program.lower import Program
+from ...aten.kv_cache import KVCache
+from ...aten.prepared_weights import PreparedWeights
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRank:
+    """A rank on its device.
+
+    Attributes:
+        program: the operations of a step.
+        weights: all parameters of these.
+        cache: the KV cache.
+        tp: the tensor-parallel group.
+    """
+
+    program: Program
+    weights: PreparedWeights
+    cache: KVCache
+    tp: Group

@@ -1,0 +1,1 @@
+"""What a step sends to the device, and what comes back."""

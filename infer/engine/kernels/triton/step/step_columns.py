@@ -1,0 +1,62 @@
+"""The plan of a step as columns of 32 bits, which travel to the device as one copy.
+
+Letters: T tokens, S spans, R rows, W blocks of the longest table, n rows of a bucket.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from ......core.casts import Array
+from ....step.running_plan import RunningPlan
+from ....step.sampling_rows import SamplingRows
+
+TOKEN_COLUMNS: Final = ("tokens", "positions", "slots")
+ROW_COLUMNS: Final = ("temperature", "seed_low", "seed_high", "sample_index", "new_number")
+DECODE_COLUMNS: Final = (*TOKEN_COLUMNS, *ROW_COLUMNS)  # of a step whose spans have one token each, which is a row
+NOWHERE: Final = -1  # the position and the slot of padding: it stores nothing and sees nothing
+
+
+def step_columns(plan: RunningPlan) -> dict[str, Array]:
+    """Returns the columns of any step.
+
+    Beside the tokens' and the rows' these are `firsts`, the first packed token of each span; `starts`, its position;
+    `lengths`, each [S]; `tables` [S, W]; `wanted`, the packed token of each row [R].
+    """
+    firsts = np.cumsum(plan.span_length, dtype=np.int32) - plan.span_length
+    return {
+        **_token_columns(plan),
+        "firsts": firsts,
+        "starts": plan.positions[firsts],
+        "lengths": plan.span_length,
+        "tables": plan.block_tables,
+        "wanted": plan.rows.token,
+        **row_columns(plan.rows),
+    }
+
+
+def decode_columns(plan: RunningPlan, size: int) -> Array:
+    """Returns DECODE_COLUMNS of a step of single tokens, padded to a bucket: int32 [columns, n]."""
+    found = np.zeros((len(DECODE_COLUMNS), size), np.int32)
+    columns = _token_columns(plan) | row_columns(plan.rows)
+    for name, line in zip(DECODE_COLUMNS, found, strict=True):
+        line[: len(plan.tokens)] = columns[name]
+        if name in ("positions", "slots"):
+            line[len(plan.tokens) :] = NOWHERE
+    return found
+
+
+def _token_columns(plan: RunningPlan) -> dict[str, Array]:
+    return {"tokens": plan.tokens, "positions": plan.positions, "slots": plan.slots}
+
+
+def row_columns(rows: SamplingRows) -> dict[str, Array]:
+    """Returns ROW_COLUMNS, each of 32 bits [R]: floats and the halves of seeds as their bits."""
+    halves = np.ascontiguousarray(rows.seed, "<u8").view(np.int32).reshape(-1, 2)
+    return {
+        "temperature": np.ascontiguousarray(rows.temperature, "<f4").view(np.int32),
+        "seed_low": halves[:, 0],
+        "seed_high": halves[:, 1],
+        "sample_index": rows.sample_index,
+        "new_number": rows.new_number,
+    }

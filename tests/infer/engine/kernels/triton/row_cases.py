@@ -1,0 +1,62 @@
+"""The launches of kernels of rows that the gate compiles: norms, gates, products and samples of usual sizes."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import torch
+
+from tk.core.quantization import Grouping
+from tk.infer.engine.kernels.triton.rows.launched_products import multiply_rows, multiply_tiles
+from tk.infer.engine.kernels.triton.rows.norms import add_norm, gate
+from tk.infer.engine.kernels.triton.rows.samples import advance, sample
+from tk.infer.engine.kernels.triton.step.device_tables import ExpertPairs, RowOptions
+from tk.parallel.coded_weight import CodedWeight
+
+META: Final = torch.device("meta")
+ROWS, HIDDEN, INNER, VOCAB, EXPERTS = 16, 4096, 11008, 151_936, 8
+
+
+def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device=META)
+
+
+def _rows(dtype: torch.dtype) -> None:
+    hidden_TD, vector_D = _empty(ROWS, HIDDEN, dtype=dtype), _empty(HIDDEN, dtype=dtype)
+    add_norm(hidden_TD, (hidden_TD, None), vector_D, None, 1e-5)
+    add_norm(hidden_TD, (hidden_TD, vector_D), vector_D, vector_D, 1e-5)
+    gate(_empty(ROWS, 2 * INNER, dtype=dtype), "swiglu")
+    gate(_empty(ROWS, INNER, dtype=dtype), "gelu_new")
+
+
+def _weight(bits: int, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor | CodedWeight:
+    if not bits:
+        return _empty(rows, columns, dtype=dtype)
+    grouping = Grouping(bits, 128 if bits == 8 else 32)
+    groups, kind = columns // grouping.columns, torch.float32 if bits == 8 else torch.bfloat16
+    codes = _empty(rows, groups, grouping.columns * bits // 8, dtype=torch.uint8)
+    minima = None if bits == 8 else _empty(rows, groups)
+    return CodedWeight(grouping, codes, _empty(rows, groups, dtype=kind), minima, dtype)
+
+
+def _products(bits: int, dtype: torch.dtype = torch.bfloat16) -> None:
+    x_MK, weight = _empty(ROWS, HIDDEN, dtype=dtype), _weight(bits, EXPERTS * INNER, HIDDEN, dtype)
+    pairs = ExpertPairs(*(_empty(count, dtype=torch.int32) for count in (ROWS, EXPERTS)))
+    multiply_rows(x_MK, weight, is_gated=True)
+    multiply_tiles(x_MK, weight, pairs=pairs, size=64)
+
+
+def _samples() -> None:
+    temperature, *numbers = _empty(ROWS, dtype=torch.float32), *[_empty(ROWS, dtype=torch.int32)] * 4
+    sample(_empty(ROWS, VOCAB, dtype=torch.float32), RowOptions(temperature, *numbers))
+    columns, tables = _empty(8, ROWS, dtype=torch.int32), _empty(ROWS, 256, dtype=torch.int32)
+    advance(columns, tables, numbers[0], 32)
+
+
+CASES: Final[dict[str, Callable[[], object]]] = {
+    "rows, bf16": partial(_rows, torch.bfloat16),
+    "products of int8": partial(_products, 8),
+    "products of int4": partial(_products, 4),
+    "products of experts": partial(_products, 0),
+    "samples": _samples,
+}

@@ -1,0 +1,37 @@
+"""Whole steps on Triton's kernels in its interpreter, against ATen's."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tk.infer.engine.kernels.triton.launches import TritonKernels
+from tk.tests.infer.engine.kernels.aten.test_devices import steps
+from tk.tests.infer.engine.kernels.triton.run.test_model_runner import ROWS, decoded
+from tk.tests.infer.engine.kernels.triton.runners import runners
+from tk.tests.model.architectures import ENTRIES
+
+pytestmark = [pytest.mark.triton, pytest.mark.timeout(900)]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "kv_dtype", "weight_dtype"),
+    [
+        ("llama3", "fp32", "fp32", "auto"),
+        ("qwen3_moe", "fp32", "k8v4", "int4"),
+        ("gpt2", "fp32", "int8", "int8"),
+        ("glm4_moe", "fp32", "fp32", "auto"),
+        ("qwen2 sliding", "fp16", "fp8", "auto"),
+    ],
+)
+def test_steps_have_the_tokens_of_aten(name: str, dtype: str, kv_dtype: str, weight_dtype: str, tmp_path: Path) -> None:
+    ENTRIES[name].make(tmp_path)
+    ours, theirs, _ = runners(tmp_path, dtype, kv_dtype, weight_dtype, make_kernels=TritonKernels, max_running=4)
+    close = 1e-3 if dtype == "fp32" else 0.1
+    (found, logits_RV), (expected, expected_RV) = decoded(ours, ROWS, 3), decoded(theirs, ROWS, 3)
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(logits_RV, expected_RV, atol=close)
+    mixed = steps()[0]
+    output, reference = ours.step(mixed), theirs.step(mixed)
+    assert reference is not None
+    np.testing.assert_allclose(output.top_logprobs, reference.top_logprobs, atol=close)
