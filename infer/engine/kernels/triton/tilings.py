@@ -41,8 +41,10 @@ def decode_tiling(head_dim: int, group: int, itemsize: int, has_twins: bool) -> 
         itemsize: the bytes of an operand of products: 4 for fp32, else 2.
         has_twins: whether vectors have twins.
     """
-    few = has_twins or width_of(head_dim) * itemsize > 256 or itemsize == 4
-    return AttentionTiling(max(_LEAST_ROWS, _power_of_two(group)), 32 if few else 64, 4, 2)
+    wide = width_of(head_dim) * itemsize > 256
+    few = has_twins or wide or itemsize == 4
+    warps = 8 if has_twins and wide else 4
+    return AttentionTiling(max(_LEAST_ROWS, _power_of_two(group)), 32 if few else 64, warps, 2)
 
 
 def prefill_tiling(head_dim: int, group: int, itemsize: int, has_twins: bool) -> AttentionTiling:

@@ -97,14 +97,22 @@ INLINE void widened_tile(const int rows, const int bits, const struct coded *c, 
     static void widening_##bits##_##rows##_##kept(const struct coded *c, struct widened *w) { \
         widening_tile(rows, bits, kept, c, w);                                                \
     }
-#define CODED(bits)                                                                                              \
-    WIDENED(1, bits)                                                                                             \
-    WIDENED(2, bits)                                                                                             \
-    WIDENED(3, bits)                                                                                             \
-    WIDENED(4, bits)                                                                                             \
-    WIDENED(5, bits) WIDENED(6, bits) WIDENING(1, bits, 0) WIDENING(2, bits, 0) WIDENING(3, bits, 0)             \
-        WIDENING(4, bits, 0) WIDENING(5, bits, 0) WIDENING(6, bits, 0) WIDENING(4, bits, 1) WIDENING(5, bits, 1) \
-            WIDENING(6, bits, 1)
+#define CODED(bits)      \
+    WIDENED(1, bits)     \
+    WIDENED(2, bits)     \
+    WIDENED(3, bits)     \
+    WIDENED(4, bits)     \
+    WIDENED(5, bits)     \
+    WIDENED(6, bits)     \
+    WIDENING(1, bits, 0) \
+    WIDENING(2, bits, 0) \
+    WIDENING(3, bits, 0) \
+    WIDENING(4, bits, 0) \
+    WIDENING(5, bits, 0) \
+    WIDENING(6, bits, 0) \
+    WIDENING(4, bits, 1) \
+    WIDENING(5, bits, 1) \
+    WIDENING(6, bits, 1)
 CODED(8)
 CODED(4)
 #define OF_ROWS(name, end) name##1##end, name##2##end, name##3##end, name##4##end, name##5##end, name##6##end

@@ -42,5 +42,4 @@ CASES: Final[dict[str, Callable[[], object]]] = {
     "bf16, 256 dims": partial(_launch, "bf16", 16, 2, 256),
     "int4, 256 dims": partial(_launch, "int4", 16, 2, 256),
     "fp32, 64 dims": partial(_launch, "fp32", 14, 2, 64, torch.float32),
-    "int8, 128 dims, fp32": partial(_launch, "int8", 32, 8, 128, torch.float32),
 }
