@@ -422,6 +422,7 @@ def test_every_dtype_and_backend_of_the_engine_can_be_asked_for() -> None:
     }
     assert offered == {
         "dtype": ("auto", *COMPUTE_NAMES),
+        "draft_weight_dtype": ("auto", *WEIGHT_DTYPES),
         "weight_dtype": ("auto", *WEIGHT_DTYPES),
         "kv_dtype": ("auto", *KV_DTYPES),
         "kernels": KERNELS,

@@ -53,6 +53,7 @@ def test_a_worker_gets_the_decisions(model_folder: Callable[[str], Path], monkey
         threads=3,
         fingerprint=source.checkpoint.folder.fingerprint,
         weight_dtype="bf16",
+        max_model_len=source.info.max_model_len,
     )
 
 
