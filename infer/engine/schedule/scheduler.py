@@ -131,11 +131,12 @@ class Scheduler:
         if sample.status is not Status.RUNNING:
             return False
         sample.num_computed = chunk.stop
-        self.activity.propose(chunk.source, len(chunk.proposals))
-        if chunk.source is not Source.CONSTRAINT:
-            sample.output.num_proposed += len(chunk.proposals)
-        if chunk.source is Source.DRAFT and sample.output.draft is not None:
-            sample.output.draft.propose(len(chunk.proposals))
+        if chunk.proposals:
+            self.activity.propose(chunk.source, len(chunk.proposals))
+            if chunk.source is not Source.CONSTRAINT:
+                sample.output.num_proposed += len(chunk.proposals)
+            if chunk.source is Source.DRAFT and sample.output.draft is not None:
+                sample.output.draft.propose(len(chunk.proposals))
         if chunk.start < sample.num_prompt:
             self._blocks.publish(sample)
             if sample.num_computed >= sample.num_prompt:

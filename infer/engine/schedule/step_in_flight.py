@@ -38,11 +38,10 @@ class WantedRow:
     @property
     def is_void(self) -> bool:
         """Whether its result is of no use: its sample has ended, or a proposal before it did not come true."""
+        if self.proposal is None:
+            return self.request.is_over or self.sample.status is Status.FINISHED
         sample = self.sample
-        return self.has_ended or (
-            self.proposal is not None
-            and (sample.num_tokens != self.position or sample.output.tokens[-1] != self.proposal)
-        )
+        return self.has_ended or sample.num_tokens != self.position or sample.output.tokens[-1] != self.proposal
 
 
 @dataclass(frozen=True, slots=True)

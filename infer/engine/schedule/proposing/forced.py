@@ -31,15 +31,13 @@ def forced_tokens(samples: Sequence[Sample]) -> dict[Sample, list[int]]:
     """
     found, room = dict[Sample, list[int]](), MAX_HEAD_ROWS - len(samples)
     for sample in samples:
-        output, num_unknown = sample.output, sample.num_tokens - sample.num_known
-        most = min(room, output.max_tokens - sample.num_tokens - 1)
+        output = sample.output
         # The first token after a prompt is left to the prompt's own step; see also `_samples` in live_request.py.
-        if (
-            output.matcher is None
-            or not output.tokens
-            or most <= 0
-            or sample.request.params.prompt_logprobs is not None
-        ):
+        if output.matcher is None or not output.tokens or sample.request.params.prompt_logprobs is not None:
+            continue
+        num_unknown = sample.num_tokens - sample.num_known
+        most = min(room, output.max_tokens - sample.num_tokens - 1)
+        if most <= 0:
             continue
         if chain := output.matcher.forced_chain(num_unknown + most)[num_unknown:]:
             found[sample] = chain

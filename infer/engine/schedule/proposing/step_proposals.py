@@ -36,12 +36,22 @@ class StepProposals:
     def beside(self, decoding: Sequence[ScheduledChunk], budget: StepBudget) -> list[ScheduledChunk]:
         """Returns the chunks of decoding samples with proposals behind their tokens, which take part of the budget."""
         samples = [chunk.sample for chunk in decoding]
-        sure = forced_tokens(samples)
-        chunks = [self._with(each, sure.get(each.sample, []), Source.CONSTRAINT, budget) for each in decoding]
+        chunks = self._with_each(decoding, forced_tokens(samples), Source.CONSTRAINT, budget)
         if self.drafts is not None:
             return self._with_drafts(chunks, self.drafts.choose(samples, budget.num_reserved), budget)
-        likely = self._policy.choose(samples, budget.num_reserved)
-        return [self._with(each, likely.get(each.sample, []), Source.TEXT, budget) for each in chunks]
+        return self._with_each(chunks, self._policy.choose(samples, budget.num_reserved), Source.TEXT, budget)
+
+    def _with_each(
+        self,
+        chunks: Sequence[ScheduledChunk],
+        proposals: Mapping[Sample, Sequence[int]],
+        source: Source,
+        budget: StepBudget,
+    ) -> list[ScheduledChunk]:
+        """Returns chunks with the proposals for their samples."""
+        if not proposals:  # as in most steps, which this keeps short
+            return [*chunks]
+        return [self._with(each, proposals.get(each.sample, ()), source, budget) for each in chunks]
 
     def _with_drafts(
         self, chunks: Sequence[ScheduledChunk], counts: Mapping[Sample, int], budget: StepBudget
