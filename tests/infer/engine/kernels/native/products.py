@@ -6,7 +6,7 @@ from dataclasses import replace
 from tk.core.casts import Array, cast
 from tk.core.dtypes import FP32, DType
 from tk.core.native import NativeSource, NativeUnit
-from tk.infer.engine.kernels.native.binding.library import SOURCE, Kernels
+from tk.infer.engine.kernels.native.binding.library import SOURCE, Kernels, load_kernels
 from tk.infer.engine.kernels.native.binding.memory import floats
 from tk.infer.engine.kernels.native.packing import Stack, pack
 
@@ -24,6 +24,13 @@ def portable() -> NativeSource:
         for name, flags in names.items()
     )
     return replace(SOURCE, name="portable", units=(base, *units, threads, pack_unit))
+
+
+def load(name: str) -> Kernels:
+    """Returns the kernels of an instruction set that this machine has, or has a model of."""
+    kernels = load_kernels(name)
+    assert kernels is not None
+    return kernels
 
 
 def multiply(kernels: Kernels, stack: Stack, weight: Array, dtype: DType, x: Array) -> Array:

@@ -12,33 +12,17 @@ from tk.core.casts import Array, cast, widen
 from tk.core.dtypes import BF16, FP16, FP32, DType
 from tk.core.native.compiler import find_compilers
 from tk.core.native.source import COMMON_FLAGS
-from tk.infer.engine.kernels.native import prepare
-from tk.infer.engine.kernels.native.binding import library
-from tk.infer.engine.kernels.native.binding.library import SOURCE, Kernels, load_kernels
+from tk.infer.engine.kernels.native.binding.library import SOURCE
 from tk.infer.engine.kernels.native.packing import Stack
 from tk.infer.engine.kernels.native.self_check import why_not
 from tk.tests.example_counts import sized
 from tk.tests.infer.engine.kernels.native.numpy_model import round_to_bf16, sliced
-from tk.tests.infer.engine.kernels.native.products import MODELS, ROWS, multiply, portable
+from tk.tests.infer.engine.kernels.native.products import MODELS, ROWS, load, multiply
 from tk.tests.infer.engine.kernels.native.running import logits, rank_logits, runner
 from tk.tests.model.architectures import ENTRIES, VOCAB
 
 pytestmark = pytest.mark.skipif(next(find_compilers(), None) is None, reason="no compiler")
 TOKENS = np.random.default_rng(0).integers(0, VOCAB, 64).tolist()
-
-
-@pytest.fixture(params=MODELS)
-def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of kernels that run on models of their instructions."""
-    monkeypatch.setattr(library, "SOURCE", portable())
-    monkeypatch.setattr(prepare, "instruction_sets", lambda: ("baseline", "wide", *MODELS))
-    return str(request.param)
-
-
-def load(name: str) -> Kernels:
-    kernels = load_kernels(name)
-    assert kernels is not None
-    return kernels
 
 
 def bf16(values: Array) -> Array:

@@ -12,14 +12,12 @@ from tk.core.dtypes import BF16
 from tk.core.native.compiler import find_compilers
 from tk.core.quantization import Grouping, quantize
 from tk.infer.engine.kernels.backend import Backend
-from tk.infer.engine.kernels.native import prepare
-from tk.infer.engine.kernels.native.binding import library
-from tk.infer.engine.kernels.native.binding.library import Kernels, instruction_sets, load_kernels
+from tk.infer.engine.kernels.native.binding.library import Kernels, instruction_sets
 from tk.infer.engine.kernels.native.packing import Stack, pack, packed_matrix
 from tk.infer.engine.step.running_plan import RunningPlan
 from tk.tests.example_counts import sized
 from tk.tests.infer.engine.kernels.native.numpy_model import coded
-from tk.tests.infer.engine.kernels.native.products import MODELS, ROWS, multiply, portable
+from tk.tests.infer.engine.kernels.native.products import MODELS, ROWS, load, multiply
 from tk.tests.infer.engine.kernels.native.running import logits, rank_logits, runner
 from tk.tests.infer.engine.kernels.native.test_bf16_products import extreme
 from tk.tests.infer.history import BLOCK_SIZE
@@ -38,20 +36,6 @@ SHAPES = [
     (Grouping(4, 13), 52, 21, 4),
     (Grouping(4, 24), 240, 150, 1),
 ]
-
-
-@pytest.fixture(params=MODELS)
-def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of kernels that run on models of their instructions."""
-    monkeypatch.setattr(library, "SOURCE", portable())
-    monkeypatch.setattr(prepare, "instruction_sets", lambda: ("baseline", "wide", *MODELS))
-    return str(request.param)
-
-
-def load(name: str) -> Kernels:
-    kernels = load_kernels(name)
-    assert kernels is not None
-    return kernels
 
 
 def check(kernels: Kernels, grouping: Grouping, inputs: int, outputs: int, slices: int, model: str) -> None:
