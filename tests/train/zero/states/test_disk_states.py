@@ -15,6 +15,7 @@ from tk.checkpoint.files import storage
 from tk.core.errors import StorageError
 from tk.core.state_pieces import cut
 from tk.tests.example_counts import examples
+from tk.tests.open_files import open_files_under
 from tk.train.zero.states import disk_states
 from tk.train.zero.states.disk_states import DiskStates
 from tk.train.zero.states.memory_states import MemoryStates
@@ -89,13 +90,9 @@ def test_states_on_disk_hold_what_states_in_memory_hold(
 
 def test_the_file_has_no_name_and_ends_with_its_store(states: DiskStates, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
-    open_files = [
-        os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.exists() or entry.is_symlink()
-    ]
-    assert any(str(tmp_path) in name for name in open_files)
+    assert open_files_under(tmp_path) > 0
     states.close()
-    left = [entry for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
-    assert not any(str(tmp_path) in os.readlink(entry) for entry in left)
+    assert open_files_under(tmp_path) == 0
 
 
 def test_without_files_that_have_no_name_a_name_that_was_left_is_removed(

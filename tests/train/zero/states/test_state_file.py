@@ -13,6 +13,7 @@ import pytest
 from tk.checkpoint.files import storage
 from tk.core.errors import StorageError
 from tk.core.state_pieces import PAGE
+from tk.tests.open_files import open_files_under
 from tk.train.zero.states.buffer import PageBuffer
 from tk.train.zero.states.state_file import CHUNK, StateFile
 
@@ -67,18 +68,14 @@ def test_new_bytes_are_zero_and_the_file_ends_where_it_was_reserved(file: StateF
 
 
 def test_closing_it_twice_or_losing_it_gives_the_descriptors_back(tmp_path: Path) -> None:
-    def held() -> int:
-        links = [entry for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
-        return sum(str(tmp_path) in os.readlink(link) for link in links)
-
     file = StateFile(tmp_path, PAGE)
-    assert held() >= 1
+    assert open_files_under(tmp_path) >= 1
     del file
-    assert held() == 0
+    assert open_files_under(tmp_path) == 0
     again = StateFile(tmp_path, PAGE)
     again.close()
     again.close()
-    assert held() == 0
+    assert open_files_under(tmp_path) == 0
 
 
 def test_losing_it_waits_for_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
