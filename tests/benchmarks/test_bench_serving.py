@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 from tk.benchmarks import bench_serving
+from tk.benchmarks.peers.environments import BUILD
 from tk.benchmarks.peers.token_clock import Speeds, SpeedWorkload
 from tk.benchmarks.serving import beside_peers
 from tk.benchmarks.serving.in_turn import Promise
@@ -112,3 +113,12 @@ def test_unknown_sections_and_peers_are_refused(option: str, known: str) -> None
     result = CliRunner().invoke(bench_serving.main, [option, "nonsense"])
     assert result.exit_code == 2
     assert "'nonsense' is none of " + known in result.output
+
+
+def test_the_large_model_is_named_by_its_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made: list[Path] = []
+    monkeypatch.setattr(bench_serving, "large_model", lambda folder: made.append(folder) or tmp_path / "large")
+    output = run("--model", "1b", "--only", "")
+    assert made == [BUILD / "bench"]
+    assert f"{tmp_path / 'large'}: 2 threads" in output
+    assert "0 of 0 promises are kept" in output
