@@ -35,6 +35,7 @@ CASES: Final[list[tuple[str, dict[str, Any]]]] = [
     ("ties", {"top_k": 300, "top_p": 0.99}),
     ("equal", {"top_k": TILE + 7}),
     ("equal", {"top_p": 0.9}),
+    ("equal", {"top_k": 3, "top_p": 0.9}),
     ("spread", {"top_k": VOCAB - 1}),
     ("spread", {"top_k": VOCAB + 1, "top_p": 0.5, "temperature": 1e-6}),
     ("steep", {"top_k": VOCAB - 1, "top_p": 1 - 2.0**-24}),
