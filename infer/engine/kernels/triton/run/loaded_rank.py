@@ -6,6 +6,7 @@ from ......parallel.mesh import Group
 from ....program.lower import Program
 from ...aten.kv_cache import KVCache
 from ...aten.prepared_weights import PreparedWeights
+from .device_adapters import DeviceAdapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +18,11 @@ class LoadedRank:
         weights: all parameters of these.
         cache: the KV cache.
         tp: the tensor-parallel group.
+        adapters: the slots of adapters; None without any.
     """
 
     program: Program
     weights: PreparedWeights
     cache: KVCache
     tp: Group
+    adapters: DeviceAdapters | None = None
