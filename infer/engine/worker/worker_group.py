@@ -35,12 +35,19 @@ class WorkerGroup:
     Args:
         processes: their processes, which the group ends.
         on_wake: is called after `wake`, also while the thread waits for an answer of workers that may hang.
+        beside: a group that is idle while the thread waits for this one, which then notices an end of its processes.
+        name: what errors call a rank.
     """
 
     def __init__(
-        self, processes: WorkerProcesses, watch: StepWatch, on_wake: Callable[[], object] = lambda: None
+        self,
+        processes: WorkerProcesses,
+        watch: StepWatch,
+        on_wake: Callable[[], object] = lambda: None,
+        beside: "WorkerGroup | None" = None,
+        name: str = "Inference rank",
     ) -> None:
-        self._processes, self.watch, self._on_wake = processes, watch, on_wake
+        self._processes, self.watch, self._on_wake, self._name = processes, watch, on_wake, name
         self._connections: Sequence[socket.socket] = ()
         self._loaders = AdapterLoaders(())
         self._uninformed: list[socket.socket] = []  # of ranks that do not sample the tokens that they need
@@ -50,6 +57,8 @@ class WorkerGroup:
         self._woken.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._woken, selectors.EVENT_READ, None)
+        if beside is not None:  # a selector has a descriptor of its own, ready when one of its sockets is
+            self._selector.register(beside._selector, selectors.EVENT_READ, beside)
 
     @property
     def process_ids(self) -> tuple[int, ...]:
@@ -197,11 +206,14 @@ class WorkerGroup:
         """Returns when `wake` is called, or after a look at the workers, which have nothing to compute.
 
         Raises:
-            WorkerDied: a worker has ended.
+            WorkerDied: a worker has ended, also one of the group beside.
         """
-        for rank in self._wait_for_ranks(IDLE_SECONDS):
-            raise WorkerDied(f"Inference rank {rank} sent an unexpected message ({self._receive(rank).op}).")
+        self._expect_silence(IDLE_SECONDS)
         self.watch.look_at_idle(self.process_ids)
+
+    def _expect_silence(self, seconds: float) -> None:
+        for rank in self._wait_for_ranks(seconds):
+            raise WorkerDied(f"{self._name} {rank} sent an unexpected message ({self._receive(rank).op}).")
 
     def wake(self, closing: bool = False) -> None:
         """Ends a `sleep`, from any thread; if the group is to be closed, whatever its thread waits for."""
@@ -244,8 +256,11 @@ class WorkerGroup:
 
     def _wait_for_ranks(self, seconds: float) -> list[int]:
         """Waits for messages, or at most so long, or until `wake`; returns the ranks that sent one."""
-        ready = self._selector.select(seconds)
-        ranks = [key.data for key, _ in ready if key.data is not None]
+        ready = [key.data for key, _ in self._selector.select(seconds)]
+        for each in ready:
+            if isinstance(each, WorkerGroup):
+                each._expect_silence(0.0)
+        ranks = [each for each in ready if isinstance(each, int)]
         if ready and not ranks:
             self._awake()
         return ranks
@@ -280,5 +295,4 @@ class WorkerGroup:
         how = f"ended with exit code {code}"
         if code is None or code < 0:
             how = "closed its connection" if code is None else f"was killed by signal {-code}"
-        process_id = self._processes.process_ids[rank]
-        raise WorkerDied(f"Inference rank {rank} (process {process_id}) {how}; see its messages on stderr.")
+        raise WorkerDied(f"{self._name} {rank} (process {self.process_ids[rank]}) {how}; see its messages on stderr.")
