@@ -67,8 +67,8 @@ PARTS: Final = (
     GpuPart("limits", "products, copies, and attention in tiles", _bench("limits", "tiles")),
     GpuPart(
         "speed",
-        "training of 1.1 B parameters at 4,096 beside transformers",
-        _bench("train-tk", "train-tk-compile", "train-transformers", "train-transformers-compile"),
+        "training of 1.1 B parameters at 4,096 beside transformers and torchtitan",
+        _bench("train-tk", "train-tk-compile", "train-transformers", "train-transformers-compile", "train-torchtitan"),
     ),
     GpuPart("saves", "how long training waits for a save", _bench("save-tk")),
     GpuPart(

@@ -64,15 +64,15 @@ class Layer:
         """Returns queries, keys and values [T, heads, E] as `aten/interpreter.py` makes them."""
         heads = qkv.unflatten(-1, (-1, self.dim))
         query, key, value = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=-2)
-        q_norm, k_norm, factors = (None if each is None else each.to(qkv.device) for each in self.weights[:3])
-        if q_norm is not None:
-            query = rms_norm(query, q_norm, self.weights.eps)
-            key = rms_norm(key, k_norm, self.weights.eps)
+        if self.weights.q_norm is not None:
+            query = rms_norm(query, self.weights.q_norm.to(qkv.device), self.weights.eps)
+            key = rms_norm(key, self.weights.k_norm.to(qkv.device), self.weights.eps)
         if self.rope is not None:
             turns = rotation(torch.from_numpy(positions), self.dim, self.rope, self.dtype)
             by = turns[0].to(qkv.device), turns[1].to(qkv.device)
             query, key = rotate(query, by), rotate(key, by)
-        if factors is not None:
+        if self.weights.factors is not None:
+            factors = self.weights.factors.to(qkv.device)
             query = query * factors.repeat_interleave(self.heads // self.kv_heads, dim=0)
             key = key / factors
         return query, key, value
