@@ -134,7 +134,7 @@ def counts(llm: LLM) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class Row:
+class DraftFigures:
     """The figures of one batch at one temperature.
 
     Attributes:
@@ -176,7 +176,7 @@ class Row:
 
 def measured(
     with_draft: LLM, without: LLM, prompt: list[int], batch: int, new: int, temperature: float, runs: int
-) -> Row:
+) -> DraftFigures:
     """Measures one batch at one temperature."""
     workload = SpeedWorkload(batch, PROMPT_TOKENS, new)
     pair = [
@@ -195,7 +195,7 @@ def measured(
     seen, draft = chances_of(with_draft, before), with_draft.engine.draft
     assert draft is not None, "it has one"
     plain = median(each["plain"]["decode"] for each in found)
-    return Row(batch, temperature, plain, speed, 1 / first, seen, draft.policy.cost(batch))
+    return DraftFigures(batch, temperature, plain, speed, 1 / first, seen, draft.policy.cost(batch))
 
 
 @click.command()
