@@ -149,7 +149,10 @@ def _compute(channel: Channel, backend: Backend, batch: PersistentBatch, put_ada
             if knows_tokens:
                 batch.feed(output.token_ids)
             ahead = backend.decode_ahead(plan, channel)
-            if ahead is not None and ahead.tokens is not None:
+            if ahead is None:
+                continue
+            batch.extend(ahead.new_blocks)
+            if ahead.tokens is not None:
                 batch.feed(ahead.tokens)
-            if ahead is not None and ahead.has_next:
+            if ahead.has_next:
                 messages.append(NEXT_TOKENS)

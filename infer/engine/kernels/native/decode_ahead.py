@@ -6,6 +6,7 @@ writes the frames of step/channel.py.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -17,7 +18,8 @@ from ...step.sampling_rows import SamplingRows
 from ..sampler.block import SamplingBatch
 from .binding.structures import EngineChannel, NativeModel, StepArrays
 
-_NO_MASKS = np.empty((0, 0), np.uint32)
+_NO_MASKS: Final = np.empty((0, 0), np.uint32)
+_NEW_BLOCKS: Final = 16  # of a span, for which C has room while it decodes ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +41,16 @@ def assign(plan: RunningPlan, model: NativeModel) -> AssignedPlan:
     advancing = (plan.tokens, plan.positions, plan.slots, plan.rows.new_number)
     assert all(each.flags.c_contiguous for each in advancing), "C advances the arrays of the plan, not copies"
     num_spans, num_tokens = len(plan.span_length), len(plan.tokens)
+    tables = np.pad(plan.block_tables.astype(np.int32), ((0, 0), (0, _NEW_BLOCKS)))
     spans = np.zeros((num_spans, 4), np.int32)
     spans[:, 0], spans[:, 1] = np.cumsum(plan.span_length) - plan.span_length, plan.span_length
-    spans[:, 3] = np.arange(num_spans) * plan.block_tables.shape[1]
-    fixed = (np.ascontiguousarray(each, np.int32) for each in (plan.block_tables, plan.rows.token))
+    spans[:, 3] = np.arange(num_spans) * tables.shape[1]
+    row_tokens = np.ascontiguousarray(plan.rows.token, np.int32)
     adapted, adapter_of = np.ascontiguousarray(plan.adapter_rows), plan.adapter_of
-    arrays = [*advancing[:3], spans, *fixed, np.empty(num_tokens, np.int32), adapted]
+    arrays = [*advancing[:3], spans, tables, row_tokens, np.empty(num_tokens, np.int32), adapted]
     places = (each.ctypes.data for each in arrays)
     model.step = StepArrays(num_tokens, num_spans, len(plan.rows), 0, *places, len(adapted))
+    model.step.table_blocks = tables.shape[1]
     if len(adapted):
         model.step.adapter_of = adapter_of.ctypes.data
     return AssignedPlan(plan.generation, plan.rows, [*arrays, adapter_of])
@@ -70,6 +74,8 @@ class DecodeAhead:
         candidates = np.zeros((num_rows, num_candidates), np.int32)
         output = SamplerOutput.of_tokens(tokens, np.zeros(num_rows, np.uint8), candidates)
         self._result = np.frombuffer(bytearray(result_frame(output).encode()), np.uint8)
+        self._frame: Array = np.zeros(len(NEXT_STEP) + 8 * num_rows, np.uint8)
+        self._added: Array = np.zeros((_NEW_BLOCKS * num_rows, 2), np.int32)
         self.arguments = EngineChannel(
             descriptor=channel.connection.fileno(),
             answers=channel.answers,
@@ -83,7 +89,16 @@ class DecodeAhead:
             masks=batch.address_of("masks"),
             mask_stride=batch.address_of("mask_stride"),
             num_candidates=num_candidates,
+            frame=self._frame.ctypes.data,
+            frame_bytes=self._frame.nbytes,
+            added=self._added.ctypes.data,
+            most_added=len(self._added),
         )
         self.arguments.next_step[:] = NEXT_STEP
         self.arguments.tokens[:] = tokens_frame(tokens).encode()[: HEADER.size]
         self.arguments.again[:] = masks_frame(_NO_MASKS, tokens).encode()[: HEADER.size - 4]  # up to the body's size
+
+    @property
+    def new_blocks(self) -> Array:
+        """The new blocks of the last call, as `DecodedAhead` has them: int32 [.., 2]."""
+        return self._added[: self.arguments.num_added].copy()

@@ -124,8 +124,8 @@ class NativeRunner(Backend):
             return None
         steps = self._weights.kernels.decode_ahead(byref(self._model), byref(ahead.arguments))
         if ahead.arguments.num_candidates:
-            return DecodedAhead(None, bool(ahead.arguments.has_next))
-        return DecodedAhead(self._sampler.output(plan.rows).token_ids) if steps else None
+            return DecodedAhead(None, bool(ahead.arguments.has_next), ahead.new_blocks)
+        return DecodedAhead(self._sampler.output(plan.rows).token_ids, new_blocks=ahead.new_blocks) if steps else None
 
     def pack_adapter(self, slot: int, adapter: RankAdapter) -> Callable[[], object]:
         """Packs an adapter for a slot: see `Backend`."""

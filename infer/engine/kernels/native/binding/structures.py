@@ -123,6 +123,7 @@ class StepArrays(Structure):
         ("adapted", c_void_p),
         ("num_adapted", c_int64),
         ("adapter_of", c_void_p),
+        ("table_blocks", c_int64),
     )
 
 
@@ -146,6 +147,11 @@ class EngineChannel(Structure):
         ("mask_stride", c_void_p),
         ("num_candidates", c_int32),
         ("has_next", c_int32),
+        ("frame", c_void_p),
+        ("frame_bytes", c_int64),
+        ("added", c_void_p),
+        ("most_added", c_int32),
+        ("num_added", c_int32),
     )
 
 

@@ -266,8 +266,8 @@ static int receive_tokens(struct model *m, const struct channel *c) {
 // Decodes ahead from the last step, which sampled one token of each sequence; returns the number of further steps.
 __attribute__((visibility("default"))) int32_t NAMED(tk_decode_ahead_, TK_NAME)(struct model *m, struct channel *c) {
     int32_t steps = 0;
-    c->has_next = 0;
-    while (consume_next_step(c)) {
+    c->has_next = c->num_added = 0;
+    while (consume_next_step(m, c)) {
         if (c->num_candidates && !receive_tokens(m, c)) {
             c->has_next = 1;
             break;

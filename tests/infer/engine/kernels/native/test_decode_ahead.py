@@ -102,6 +102,61 @@ def test_steps_are_those_that_come_one_by_one(
     guided.close()
 
 
+def with_blocks(*blocks: tuple[int, int]) -> bytes:
+    """Returns the message of a step in which spans go on in new blocks."""
+    return Frame("step", body=NextTokens(np.array(blocks, np.int32).reshape(-1, 2)).encode()).encode()
+
+
+@pytest.mark.parametrize("have_candidates", [False, True])
+def test_steps_go_on_in_new_blocks_as_long_as_there_is_room_for_them(
+    tmp_path: Path, ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, have_candidates: bool
+) -> None:
+    """The spans enter their second blocks in the steps 2 and 11; there is room for two more of each."""
+    monkeypatch.setattr("tk.infer.engine.kernels.native.decode_ahead._NEW_BLOCKS", 2)
+    ENTRIES["llama3"].make(tmp_path)
+    engine, rank = ends
+    alone, guided = (runner(tmp_path, threads=threads) for threads in (2, 1))
+    mask = WITH_CANDIDATES if have_candidates else NO_MASK
+    (plan, output), (expected, _) = begin(alone, mask=mask), begin(guided, mask=mask)
+    alone.step(plan := replace(plan, block_tables=TABLE[:, :1], generation=2))
+    expected = replace(expected, block_tables=np.array([[1, 2, 3, 4], [5, 6, 7, 8]], np.int32), generation=2)
+    added = {2: [(0, 2)], 11: [(1, 6)], 18: [(0, 3)], 27: [(1, 7)], 34: [(0, 4)]}
+    tokens, answers = output.token_ids, list[bytes]()
+    for number in range(1, 34):
+        engine.sendall(with_blocks(*added.get(number, ())) + tokens_frame(tokens).encode() * have_candidates)
+        expected.advance(tokens, BLOCK_SIZE)
+        one = guided.step(expected)
+        tokens = one.token_ids
+        answers.append(encode(one))
+    engine.sendall(with_blocks(*added[34]))
+    last = alone.decode_ahead(plan, Channel(rank, answers=True))
+    assert last is not None
+    assert not last.has_next
+    assert last.new_blocks.tolist() == [[0, 2], [1, 6], [0, 3], [1, 7]]
+    for answer in answers:
+        assert engine.recv(len(answer), socket.MSG_WAITALL) == answer
+    assert rank.recv(100) == with_blocks((0, 4)), "it stays for the worker"
+    assert plan.slots.tolist() == expected.slots.tolist()
+    alone.close()
+    guided.close()
+
+
+@pytest.mark.parametrize("blocks", [[(1, 9)], [(2, 9)], [(-1, 9)], [(0, 9), (1, 9), (0, 9)]])
+def test_blocks_that_no_step_of_these_spans_enters_stay_for_the_worker(
+    tmp_path: Path, ends: tuple[socket.socket, socket.socket], blocks: list[tuple[int, int]]
+) -> None:
+    ENTRIES["llama3"].make(tmp_path)
+    engine, rank = ends
+    made = runner(tmp_path)
+    plan, _ = begin(made)
+    engine.sendall(NEXT_STEP + with_blocks(*blocks))
+    ahead = made.decode_ahead(plan, Channel(rank, answers=True))
+    assert ahead is not None
+    assert not len(ahead.new_blocks)
+    assert rank.recv(100) == with_blocks(*blocks)
+    made.close()
+
+
 def test_the_engine_chooses_tokens_among_candidates(tmp_path: Path, ends: tuple[socket.socket, socket.socket]) -> None:
     ENTRIES["llama3"].make(tmp_path)
     engine, rank = ends
