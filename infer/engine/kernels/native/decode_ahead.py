@@ -41,7 +41,9 @@ def assign(plan: RunningPlan, model: NativeModel) -> AssignedPlan:
     advancing = (plan.tokens, plan.positions, plan.slots, plan.rows.new_number)
     assert all(each.flags.c_contiguous for each in advancing), "C advances the arrays of the plan, not copies"
     num_spans, num_tokens = len(plan.span_length), len(plan.tokens)
-    tables = np.pad(plan.block_tables.astype(np.int32), ((0, 0), (0, _NEW_BLOCKS)))
+    num_blocks = plan.block_tables.shape[1]
+    tables = np.zeros((num_spans, num_blocks + _NEW_BLOCKS), np.int32)
+    tables[:, :num_blocks] = plan.block_tables
     spans = np.zeros((num_spans, 4), np.int32)
     spans[:, 0], spans[:, 1] = np.cumsum(plan.span_length) - plan.span_length, plan.span_length
     spans[:, 3] = np.arange(num_spans) * tables.shape[1]
