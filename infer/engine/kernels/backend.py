@@ -48,7 +48,7 @@ class Backend(Protocol):
     kv_bytes: int
     samples: bool
 
-    def step(self, plan: RunningPlan, masks: Masks = no_masks) -> SamplerOutput | None:
+    def step(self, plan: RunningPlan, masks: Masks = no_masks, channel: Channel | None = None) -> SamplerOutput | None:
         """Computes a step, stores its keys and values; returns the sampler's output, None on ranks that do not sample.
 
         Rank 0 always samples; ranks that do agree to the bit.
@@ -56,6 +56,7 @@ class Backend(Protocol):
         Args:
             plan: the plan of the step.
             masks: is called once before rows are sampled of which one has a mask, on ranks that sample.
+            channel: where ranks that sample send the results, as soon as they are there; None: nowhere.
         """
 
     def sample_again(self, masks: Array, rows: Array) -> SamplerOutput:

@@ -137,7 +137,6 @@ class EngineChannel(Structure):
         ("tokens", c_uint8 * 16),
         ("again", c_uint8 * 12),
         ("result", c_void_p),
-        ("result_bytes", c_int64),
         ("sampled", c_void_p),
         ("finite", c_void_p),
         ("candidates", c_void_p),
@@ -237,4 +236,5 @@ class NativeModel(Structure):
         ("counter", c_int32),
         ("low", c_void_p),
         ("low_stride", c_int64),
+        ("channel", c_void_p),
     )

@@ -60,6 +60,7 @@ static void add_blocks(struct model *m, struct channel *c, const int32_t *added,
 }
 
 enum { SIZE_AT = 12, HEADER = 16 };  // of a frame: where it has the size of its body, and where the body begins
+enum { ROWS_AT = 16, CANDIDATES_AT = 24, RESULTS = 28 };  // of that of results: the numbers of both, and the columns
 
 // Whether the engine's next frame is there already, and says just that every span goes on, some of them in a new block;
 // then it is taken. Else it stays, also if there is no room here for its blocks.
@@ -102,7 +103,7 @@ enum reply { CHOSEN, AGAIN, OTHER };
 static enum reply next_reply(const struct channel *c) {
     char seen[sizeof c->tokens];
     if (!peek(c, seen, sizeof seen)) return OTHER;
-    if (!memcmp(seen, c->tokens, sizeof c->tokens)) return CHOSEN;
+    if (!memcmp(seen, c->tokens, SIZE_AT)) return CHOSEN;
     return memcmp(seen, c->again, sizeof c->again) ? OTHER : AGAIN;
 }
 
@@ -138,14 +139,18 @@ static char *consume_masks(const struct channel *c, struct masked *found) {
     return body;
 }
 
-// Sends the results of a step; returns 0 if the engine has ended.
+// Sends the results of a step, whose rows were all sampled at once; returns 0 if the engine has ended.
 static int send_result(const struct model *m, const struct channel *c) {
-    size_t tokens = (size_t)m->step.tokens, sent = 0, all = (size_t)c->result_bytes;
-    size_t candidates = 4 * tokens * (size_t)c->num_candidates;
-    char *end = c->result + all - candidates;
-    memcpy(end - 5 * tokens, c->sampled, 4 * tokens);
-    memcpy(end - tokens, c->finite, tokens);
-    memcpy(end, c->candidates, candidates);
+    size_t rows = (size_t)m->head_count, candidates = 4 * rows * (size_t)c->num_candidates, sent = 0;
+    char *to = c->result + RESULTS, *last = to + 5 * rows;
+    uint32_t body = (uint32_t)(last + candidates - c->result - HEADER);
+    memcpy(c->result + SIZE_AT, &body, 4);
+    memcpy(c->result + ROWS_AT, &m->head_count, 4);
+    memcpy(c->result + CANDIDATES_AT, &c->num_candidates, 4);
+    memcpy(to, c->sampled, 4 * rows);
+    memcpy(to + 4 * rows, c->finite, rows);
+    memcpy(last, c->candidates, candidates);
+    size_t all = HEADER + body;
     while (c->answers && sent < all) {
         ssize_t count = send(c->descriptor, c->result + sent, all - sent, MSG_NOSIGNAL);
         if (count < 0 && errno != EINTR) return 0;

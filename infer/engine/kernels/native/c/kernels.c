@@ -215,10 +215,11 @@ static void run_sample(void *argument, int32_t thread) {
     if (m->tp > 1) meet_all(m, thread);
 }
 
-// Computes m->step, and the logits of its first m->head_count wanted rows.
+// Computes m->step, and the logits of its first m->head_count wanted rows; sends their samples, if m->channel is given.
 __attribute__((visibility("default"))) void NAMED(tk_step_, TK_NAME)(struct model *m) {
     refresh(m);
     tk_pool_run(m->pool, run_step, m);
+    if (m->channel) send_result(m, m->channel);  // the worker sees the end of the engine, too
 }
 
 struct sampled_again {

@@ -110,14 +110,14 @@ struct step {
     int64_t table_blocks;       // of each span in `tables`, with room for those that come while C decodes ahead
 };
 
-struct channel {  // a rank's socket to the engine, see decode_ahead.h
+struct channel {  // a rank's socket to the engine, for the rows that are sampled, see decode_ahead.h
     int32_t descriptor;
-    int32_t answers;     // whether this rank sends results
-    char next_step[20];  // the frame on which the rank decodes ahead, if there are no new blocks
-    char tokens[16];     // the header of the frame with the tokens that the engine chose, int32
-    char again[12];      // the beginning of the frame with masks, up to the size of its body
-    char *result;        // the frame of results; it ends with tokens, whether each is finite, and candidates
-    int64_t result_bytes;
+    int32_t answers;         // whether this rank sends results
+    char next_step[20];      // the frame on which the rank decodes ahead, if there are no new blocks
+    char tokens[16];         // the header of the frame with tokens that the engine chose, int32, of no row
+    char again[12];          // the beginning of the frame with masks, up to the size of its body
+    char *result;            // the frame of results of no row, with room for more: behind its numbers follow tokens,
+                             // whether each is finite, and candidates
     const int32_t *sampled;  // the results of the sampler
     const uint8_t *finite;
     const int32_t *candidates;  // [tokens][num_candidates]
@@ -192,6 +192,7 @@ struct model {
     int32_t counter;                 // work items that threads have taken
     float *low;                      // A x of adapters: [tokens][slices][rows of A, padded to whole panels]
     int64_t low_stride;
+    const struct channel *channel;  // where a step sends its results; NULL: the caller does
 };
 
 #endif

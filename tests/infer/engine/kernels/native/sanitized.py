@@ -101,7 +101,7 @@ def decode_ahead(backend: Backend) -> None:
         running = replace(
             plan(49, 50, 16), positions=place, slots=7 * 16 + place % 16, block_tables=table, generation=1
         )
-        backend.step(running)
+        backend.step(running, channel=channel)
         new_block = Frame("step", body=NextTokens(np.array([[0, 9]], np.int32)).encode()).encode()
         engine.sendall(NEXT_STEP * 5 + new_block + NEXT_STEP * 6)
         ahead = backend.decode_ahead(running, channel)
@@ -110,7 +110,7 @@ def decode_ahead(backend: Backend) -> None:
         assert running.slots.tolist() == [9 * 16 + 6]
         rows = pack([SamplingRow(0, mask=WITH_CANDIDATES)])
         chosen = replace(plan(49, 50, 16), rows=rows, generation=2)
-        backend.step(chosen)
+        backend.step(chosen, channel=channel)
         masks = masks_frame(np.array([[0, 0, 1, 0]], np.uint32), np.zeros(1, np.int32))
         engine.sendall(NEXT_STEP + masks.encode() + tokens_frame(np.array([64], np.int32)).encode())
         assert backend.decode_ahead(chosen, channel) == DecodedAhead(None)

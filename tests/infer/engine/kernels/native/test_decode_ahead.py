@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,6 +101,52 @@ def test_steps_are_those_that_come_one_by_one(
     assert alone.step(plan).encode() == guided.step(expected).encode()
     alone.close()
     guided.close()
+
+
+@pytest.mark.parametrize("num_rows", [0, 3, 70])
+@pytest.mark.parametrize(
+    "options", [{}, {"mask": WITH_CANDIDATES}, {"num_top": 2}, {"mask": 0}], ids=["plain", "candidates", "top", "mask"]
+)
+def test_a_step_sends_its_results(
+    tmp_path: Path,
+    ends: tuple[socket.socket, socket.socket],
+    monkeypatch: pytest.MonkeyPatch,
+    num_rows: int,
+    options: dict[str, Any],
+) -> None:
+    """Rows in parts, with masks or with log-probabilities go through Python, the others do not."""
+    by_python, send = list[SamplerOutput](), Channel.send_result
+
+    def record(channel: Channel, output: SamplerOutput) -> None:
+        by_python.append(output)
+        send(channel, output)
+
+    monkeypatch.setattr(Channel, "send_result", record)
+    ENTRIES["llama3"].make(tmp_path)
+    engine, rank = ends
+    made = runner(tmp_path)
+    plan = RunningPlan(
+        tokens=np.arange(3, 73, dtype=np.int32),
+        positions=np.arange(70, dtype=np.int32),
+        slots=BLOCK_SIZE + np.arange(70, dtype=np.int32),
+        span_length=np.array([70], np.int32),
+        block_tables=np.arange(1, 6, dtype=np.int32)[None],
+        rows=pack([SamplingRow(70 - num_rows + i, temperature=1.0, seed=i, **options) for i in range(num_rows)]),
+        generation=1,
+    )
+    channel, masks = Channel(rank, answers=True), np.full((1, 4), 0b1010, np.uint32)
+    for number in (1, 2):  # the second finds what the first has made
+        output = made.step(replace(plan, generation=number), lambda: masks, channel)
+        assert len(output.token_ids) == num_rows
+        assert engine.recv(len(encode(output)), socket.MSG_WAITALL) == encode(output)
+    needs_python = num_rows > 64 or (num_rows > 0 and options in ({"num_top": 2}, {"mask": 0}))
+    assert bool(by_python) == needs_python
+    made.step(replace(plan, generation=3), lambda: masks, Channel(rank, answers=False))
+    made.step(replace(plan, generation=4), lambda: masks)
+    engine.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        engine.recv(1)
+    made.close()
 
 
 def with_blocks(*blocks: tuple[int, int]) -> bytes:
