@@ -27,11 +27,12 @@ from tk.data.sources import stdlib_corpus
 from tk.infer import LLM
 from tk.text.tokenizer import Tokenizer
 
-STEPS: Final = MappingProxyType({"draft": 400, "target": 260})
+STEPS: Final = MappingProxyType({"draft": 2000, "target": 400})
+RATES: Final = MappingProxyType({"draft": 2e-3, "target": 1e-3})
 SIZES: Final[Mapping[str, Mapping[str, int]]] = MappingProxyType(
     {
-        "draft": {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 3},
-        "target": {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 6, "num_attention_heads": 8},
+        "draft": {"hidden_size": 320, "intermediate_size": 896, "num_hidden_layers": 2, "num_attention_heads": 5},
+        "target": {"hidden_size": 640, "intermediate_size": 1792, "num_hidden_layers": 8, "num_attention_heads": 10},
     }
 )
 PROMPT_TOKENS: Final = 128
@@ -50,13 +51,13 @@ cache = "{folder}/cache"
 
 [train]
 steps = {steps}
-global_batch_size = 8
-micro_batch_size = 8
+global_batch_size = 4
+micro_batch_size = 4
 seq_len = 256
 
 [optimizer]
-lr = 2e-3
-warmup_steps = 20
+lr = {rate}
+warmup_steps = 40
 schedule = "cosine"
 
 [precision]
@@ -87,7 +88,8 @@ def trained(folder: Path, name: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         sizes = "\n".join(f"{key} = {value}" for key, value in SIZES[name].items())
         kv_heads = max(1, SIZES[name]["num_attention_heads"] // 4)
-        config.write_text(CONFIG.format(sizes=sizes, kv_heads=kv_heads, folder=folder, steps=STEPS[name], name=name))
+        values = {"kv_heads": kv_heads, "steps": STEPS[name], "rate": RATES[name], "name": name}
+        config.write_text(CONFIG.format(sizes=sizes, folder=folder, **values))
         subprocess.run([*module_command("tk"), "train", str(config)], check=True)
     return run
 

@@ -133,8 +133,9 @@ class BatchWriter:
             has_candidates = with_candidates and output.has_candidates
             is_masked = chunk.is_last and output.matcher is not None and not has_candidates
             mask = WITH_CANDIDATES if has_candidates else num_masks if is_masked else NO_MASK
-            num_rows = 1 + len(chunk.proposals) if chunk.is_last else 0
-            length, num_new = chunk.length, len(output.tokens)
+            num_sure = len(chunk.sure)
+            num_rows = 1 + len(chunk.proposals) - num_sure if chunk.is_last else 0
+            length, num_new = chunk.length, len(output.tokens) + num_sure
             spans.extend((slot.number, start, length, length - is_fed, num_new, num_rows, num_added, mask))
             num_masks += num_rows if is_masked else 0
             if length == num_rows == 1 and slot.is_plain:

@@ -20,7 +20,8 @@ from .samples.sample import Sample, ScheduledChunk, Source, Status
 class WantedRow:
     """A row of logits of a step: it scores the token of `scored`, or chooses the sample's token at `position`.
 
-    If it chooses a token after a proposal, of `source`, it counts only if the token before it is `proposal`.
+    If it chooses a token after a proposal, of `source`, it counts only if the token before it is `proposal`. The tokens
+    `sure` come before its own, the first of them at `position`.
     """
 
     request: LiveRequest
@@ -29,6 +30,7 @@ class WantedRow:
     scored: ScoredRow | None = None
     proposal: int | None = None
     source: Source = Source.TEXT
+    sure: tuple[int, ...] = ()
 
     @property
     def has_ended(self) -> bool:
@@ -141,6 +143,8 @@ class StepInFlight:
             if row.scored is None and matcher is not None:
                 if row.proposal is not None and not row.has_ended:
                     matcher = found[index - 1].after(row.proposal)
+                for token in () if row.has_ended else row.sure:
+                    matcher = matcher.after(token)
                 found[index] = matcher
         return found
 
@@ -159,8 +163,8 @@ def prepare_step(planned: Sequence[tuple[ScheduledChunk, LiveRequest]], batch: B
                 rows.append(WantedRow(request, sample, 0, row))
             request.deliver()
         if chunk.is_last:
-            rows.append(WantedRow(request, sample, sample.num_tokens))
-            for i, proposal in enumerate(chunk.proposals, sample.num_tokens + 1):
+            rows.append(WantedRow(request, sample, sample.num_tokens, sure=chunk.sure))
+            for i, proposal in enumerate(() if chunk.sure else chunk.proposals, sample.num_tokens + 1):
                 rows.append(WantedRow(request, sample, i, proposal=proposal, source=chunk.source))
         first += chunk.length
     chunks = [chunk for chunk, _ in planned]

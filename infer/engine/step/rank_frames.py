@@ -7,6 +7,7 @@ caches: so it waits and reads by few calls.
 import select
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from .channel import Frame, FrameReader
 
@@ -16,11 +17,14 @@ class RankFrames:
 
     Args:
         woken: that socket.
+        beside: the frames of ranks that are idle meanwhile.
     """
 
-    def __init__(self, woken: socket.socket) -> None:
-        self._poll = select.poll()
-        self._poll.register(woken, select.POLLIN)
+    def __init__(self, woken: socket.socket, beside: "RankFrames | None" = None) -> None:
+        self._epoll = select.epoll()
+        self._epoll.register(woken, select.EPOLLIN)
+        if beside is not None:  # it has a descriptor of its own, ready when one of its sockets is
+            self._epoll.register(beside._epoll, select.EPOLLIN)
         self._ranks: dict[int, int] = {}  # by the descriptors of their sockets
         self._readers: list[FrameReader] = []
         self._read_ahead: list[int] = []  # ranks of which a whole frame was read with the one before it
@@ -31,21 +35,26 @@ class RankFrames:
         Raises:
             ValueError: it is closed.
         """
-        self._poll.register(connection, select.POLLIN)
+        self._epoll.register(connection, select.EPOLLIN)
         self._ranks[connection.fileno()] = len(self._readers)
         self._readers.append(FrameReader(connection, wait))
 
     def forget(self) -> None:
-        """Forgets all ranks; their sockets are still open."""
+        """Forgets all ranks, before their sockets are closed."""
         for descriptor in self._ranks:
-            self._poll.unregister(descriptor)
+            with suppress(OSError):  # another thread has closed it
+                self._epoll.unregister(descriptor)
         self._ranks, self._readers, self._read_ahead = {}, [], []
 
     def wait(self, seconds: float) -> tuple[Sequence[int], bool]:
-        """Waits for frames, at most so long; returns the ranks that have sent some, and whether the thread is woken."""
+        """Waits for frames, at most so long.
+
+        Returns:
+            The ranks that have sent some, and whether the thread is woken or those beside have sent something.
+        """
         if self._read_ahead:
             return tuple(self._read_ahead), False
-        ready = self._poll.poll(1000 * seconds)
+        ready = self._epoll.poll(seconds, len(self._ranks) + 2)
         ranks = [self._ranks[descriptor] for descriptor, _ in ready if descriptor in self._ranks]
         return ranks, len(ready) > len(ranks)
 
@@ -58,3 +67,7 @@ class RankFrames:
         if reader.has_frame:
             self._read_ahead.append(rank)
         return frame
+
+    def close(self) -> None:
+        """Ends all waits for good; a second call does nothing."""
+        self._epoll.close()

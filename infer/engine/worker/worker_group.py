@@ -36,12 +36,19 @@ class WorkerGroup:
     Args:
         processes: their processes, which the group ends.
         on_wake: is called after `wake`, also while the thread waits for an answer of workers that may hang.
+        beside: a group that is idle while the thread waits for this one, which then notices an end of its processes.
+        name: what errors call a rank.
     """
 
     def __init__(
-        self, processes: WorkerProcesses, watch: StepWatch, on_wake: Callable[[], object] = lambda: None
+        self,
+        processes: WorkerProcesses,
+        watch: StepWatch,
+        on_wake: Callable[[], object] = lambda: None,
+        beside: "WorkerGroup | None" = None,
+        name: str = "Inference rank",
     ) -> None:
-        self._processes, self.watch, self._on_wake = processes, watch, on_wake
+        self._processes, self.watch, self._on_wake, self._name = processes, watch, on_wake, name
         self._connections: Sequence[socket.socket] = ()
         self._loaders = AdapterLoaders(())
         self._uninformed: list[socket.socket] = []  # of ranks that do not sample the tokens that they need
@@ -49,7 +56,8 @@ class WorkerGroup:
         self._wake_up, self._woken = socket.socketpair()
         self._wake_up.setblocking(False)
         self._woken.setblocking(False)
-        self._frames = RankFrames(self._woken)
+        self._beside = beside
+        self._frames: RankFrames = RankFrames(self._woken, None if beside is None else beside._frames)
 
     @property
     def process_ids(self) -> tuple[int, ...]:
@@ -196,11 +204,14 @@ class WorkerGroup:
         """Returns when `wake` is called, or after a look at the workers, which have nothing to compute.
 
         Raises:
-            WorkerDied: a worker has ended.
+            WorkerDied: a worker has ended, also one of the group beside.
         """
-        for rank in self._wait_for_ranks(IDLE_SECONDS):
-            raise WorkerDied(f"Inference rank {rank} sent an unexpected message ({self._receive(rank).op}).")
+        self._expect_silence(IDLE_SECONDS)
         self.watch.look_at_idle(self.process_ids)
+
+    def _expect_silence(self, seconds: float) -> None:
+        for rank in self._wait_for_ranks(seconds):
+            raise WorkerDied(f"{self._name} {rank} sent an unexpected message ({self._receive(rank).op}).")
 
     def wake(self, closing: bool = False) -> None:
         """Ends a `sleep`, from any thread; if the group is to be closed, whatever its thread waits for."""
@@ -220,6 +231,7 @@ class WorkerGroup:
         """Ends all processes: at once if `kill`, else after a time to end by themselves; a second call does nothing."""
         self._loaders.close()
         self._processes.close(kill)
+        self._frames.close()
         self._wake_up.close()
         self._woken.close()
 
@@ -242,8 +254,10 @@ class WorkerGroup:
 
     def _wait_for_ranks(self, seconds: float) -> Sequence[int]:
         """Waits for messages, or at most so long, or until `wake`; returns the ranks that sent one."""
-        ranks, is_woken = self._frames.wait(seconds)
-        if is_woken and not ranks:
+        ranks, has_other = self._frames.wait(seconds)
+        if has_other and self._beside is not None:
+            self._beside._expect_silence(0.0)
+        if has_other and not ranks:
             self._awake()
         return ranks
 
@@ -276,5 +290,4 @@ class WorkerGroup:
         how = f"ended with exit code {code}"
         if code is None or code < 0:
             how = "closed its connection" if code is None else f"was killed by signal {-code}"
-        process_id = self._processes.process_ids[rank]
-        raise WorkerDied(f"Inference rank {rank} (process {process_id}) {how}; see its messages on stderr.")
+        raise WorkerDied(f"{self._name} {rank} (process {self.process_ids[rank]}) {how}; see its messages on stderr.")

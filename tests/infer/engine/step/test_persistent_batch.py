@@ -191,13 +191,14 @@ class Traffic:
         tokens = [
             next_token([*chunk.sample.tokens(0, chunk.stop), *chunk.proposals[:i]])
             for chunk in sampling
-            for i in range(len(chunk.proposals) + 1)
+            for i in range(chunk.num_sure, len(chunk.proposals) + 1)
         ]
         results = np.zeros(len(plan.rows), np.int32)
         results[plan.rows.target == SAMPLE] = tokens
         self.batch.feed(results)
         for chunk in sampling:
-            self.take(chunk, [tokens.pop(0) for _ in range(len(chunk.proposals) + 1)])
+            sampled = [tokens.pop(0) for _ in range(chunk.num_sure, len(chunk.proposals) + 1)]
+            self.take(chunk, [*chunk.proposals[: chunk.num_sure], *sampled])
         self.seen["steps"] += 1
         self.seen["scored"] += len(scored)
 

@@ -23,6 +23,7 @@ def ends() -> Iterator[tuple[RankFrames, list[socket.socket], socket.socket, lis
         ours.append(own)
         ranks.append(theirs)
     yield frames, ranks, wake, waits
+    frames.close()
     for each in (wake, woken, *ours, *ranks):
         each.close()
 
@@ -36,7 +37,8 @@ def test_frames_that_come_together_are_all_seen(
     ranks[1].sendall(b"".join(frame.encode() for frame in sent))
     ranks[0].sendall(Frame("error", {"error": "é"}).encode())
     wake.send(b"w")
-    assert frames.wait(1) == ([0, 1], True)
+    ready, is_woken = frames.wait(1)
+    assert (sorted(ready), is_woken) == ([0, 1], True)
     for number, frame in enumerate(sent):
         ready, _ = frames.wait(1)
         assert 1 in ready
@@ -72,3 +74,20 @@ def test_the_end_of_a_rank_is_no_frame(ends: tuple[RankFrames, list[socket.socke
     frames.forget()
     assert frames.wait(0) == ([], False)
     assert not waits
+
+
+def test_those_beside_are_noticed() -> None:
+    wake, woken = socket.socketpair()
+    own, rank = socket.socketpair()
+    own.setblocking(False)
+    with wake, woken, own, rank:
+        beside = RankFrames(woken)
+        frames = RankFrames(woken, beside)
+        beside.add(own, lambda: None)
+        assert frames.wait(0) == ([], False)
+        rank.sendall(Frame("error").encode())
+        assert frames.wait(1) == ([], True)
+        assert beside.receive(0) == Frame("error")
+        assert frames.wait(0) == ([], False)
+        frames.close()
+        beside.close()
