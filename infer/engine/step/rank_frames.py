@@ -18,9 +18,16 @@ class RankFrames:
     Args:
         woken: that socket.
         beside: the frames of ranks that are idle meanwhile.
+        look_beside: is called when these may have sent some.
     """
 
-    def __init__(self, woken: socket.socket, beside: "RankFrames | None" = None) -> None:
+    def __init__(
+        self,
+        woken: socket.socket,
+        beside: "RankFrames | None" = None,
+        look_beside: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._look_beside = look_beside
         self._epoll = select.epoll()
         self._epoll.register(woken, select.EPOLLIN)
         if beside is not None:  # it has a descriptor of its own, ready when one of its sockets is
@@ -50,13 +57,16 @@ class RankFrames:
         """Waits for frames, at most so long.
 
         Returns:
-            The ranks that have sent some, and whether the thread is woken or those beside have sent something.
+            The ranks that have sent some, and whether the thread is woken.
         """
         if self._read_ahead:
             return tuple(self._read_ahead), False
         ready = self._epoll.poll(seconds, len(self._ranks) + 2)
         ranks = [self._ranks[descriptor] for descriptor, _ in ready if descriptor in self._ranks]
-        return ranks, len(ready) > len(ranks)
+        if len(ready) == len(ranks):
+            return ranks, False
+        self._look_beside()
+        return ranks, True
 
     def receive(self, rank: int) -> Frame | None:
         """Returns the next frame of a rank; None if it has ended."""

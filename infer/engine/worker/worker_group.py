@@ -56,8 +56,10 @@ class WorkerGroup:
         self._wake_up, self._woken = socket.socketpair()
         self._wake_up.setblocking(False)
         self._woken.setblocking(False)
-        self._beside = beside
-        self._frames: RankFrames = RankFrames(self._woken, None if beside is None else beside._frames)
+        if beside is None:
+            self._frames: RankFrames = RankFrames(self._woken)
+        else:
+            self._frames = RankFrames(self._woken, beside._frames, partial(beside._expect_silence, 0.0))
 
     @property
     def process_ids(self) -> tuple[int, ...]:
@@ -254,10 +256,8 @@ class WorkerGroup:
 
     def _wait_for_ranks(self, seconds: float) -> Sequence[int]:
         """Waits for messages, or at most so long, or until `wake`; returns the ranks that sent one."""
-        ranks, has_other = self._frames.wait(seconds)
-        if has_other and self._beside is not None:
-            self._beside._expect_silence(0.0)
-        if has_other and not ranks:
+        ranks, is_woken = self._frames.wait(seconds)
+        if is_woken and not ranks:
             self._awake()
         return ranks
 

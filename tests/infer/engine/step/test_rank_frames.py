@@ -3,7 +3,7 @@
 import io
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -81,12 +81,13 @@ def test_those_beside_are_noticed() -> None:
     own, rank = socket.socketpair()
     own.setblocking(False)
     with wake, woken, own, rank:
-        beside = RankFrames(woken)
-        frames = RankFrames(woken, beside)
+        beside, seen = RankFrames(woken), list[Sequence[int]]()
+        frames = RankFrames(woken, beside, lambda: seen.append(beside.wait(0)[0]))
         beside.add(own, lambda: None)
         assert frames.wait(0) == ([], False)
         rank.sendall(Frame("error").encode())
         assert frames.wait(1) == ([], True)
+        assert seen == [[0]]
         assert beside.receive(0) == Frame("error")
         assert frames.wait(0) == ([], False)
         frames.close()
