@@ -1,6 +1,6 @@
 """The backend on a GPU: graphs for steps of single tokens, launches of kernels for all others, tokens chosen there.
 
-Rows that the device cannot sample (see `SamplingRows.are_plain`) go through the host's sampler.
+Rows that the device does not sample (see `SamplingRows.are_plain`) go through the host's sampler.
 """
 
 from collections.abc import Iterator, Mapping
