@@ -11,10 +11,12 @@ from .....parallel.grouped_products import fits_kernel, grouped_linear
 from .....parallel.row_groups import RowGroups
 from ...program.operations import AttendToCache, Norm, RotateAndAppend
 from ..aten.expert_products import ExpertRows
+from ..aten.prepared_weights import PreparedProduct
 from .append import HeadWeights, rotate_and_append
 from .attention import Spans
 from .paged_attention import LaunchedAttention, query_tiles
 from .rows import low_rank, norms, samples
+from .rows.fixed_products import fixed_product
 from .rows.launched_products import FEW_ROWS, multiply_rows, multiply_tiles
 from .run.kernels import GpuKernels
 from .run.loaded_rank import LoadedRank
@@ -22,6 +24,7 @@ from .step.device_tables import ExpertPairs, RowOptions, StepOnDevice
 from .step.step_adapters import RowTiles, StepAdapters
 
 _FEW_PAIRS: Final = 16  # of tokens and experts, whose rows are multiplied one by one
+_FIXED_TILE: Final = 16  # rows of products with weights in codes and with those of experts
 
 
 class TritonKernels(GpuKernels):
@@ -70,6 +73,10 @@ class TritonKernels(GpuKernels):
         """See `GpuKernels`."""
         return norms.gate(inner_TF, kind)
 
+    def product(self, x_TK: torch.Tensor, product: PreparedProduct, rounds: bool = True) -> torch.Tensor:
+        """See `GpuKernels`."""
+        return product(x_TK) if rounds else product.unrounded(x_TK)
+
     def coded_product(
         self, x_TK: torch.Tensor, weight: CodedWeight, bias_N: torch.Tensor | None, rounds: bool = True
     ) -> torch.Tensor:
@@ -112,10 +119,16 @@ class TritonKernels(GpuKernels):
 
     def attend(self, operation: AttendToCache, query_TF: torch.Tensor, step: StepOnDevice) -> torch.Tensor:
         """See `GpuKernels`."""
+        return self._attend(operation, query_TF, step, is_split=step.is_decoding)
+
+    def _attend(
+        self, operation: AttendToCache, query_TF: torch.Tensor, step: StepOnDevice, is_split: bool
+    ) -> torch.Tensor:
+        """Attends to the cache; `is_split`: by a program for each split of the keys, which spans of one token allow."""
         out_TF = self._attended[: len(query_TF)] if step.is_decoding else torch.empty_like(query_TF)
         spans = Spans(step.tiles, step.firsts, step.starts, step.lengths, step.tables, step.tables.stride(0))
         place = operation.layer, operation.window, query_TF, out_TF, spans
-        if step.is_decoding:
+        if is_split:
             self._attention.decode(*place, self._scratch)
         else:
             self._attention.attend(*place)
@@ -134,3 +147,36 @@ class TritonKernels(GpuKernels):
         if adapters is None or self._adapters is None:
             return norms.NO_VECTORS
         return norms.OwnVectors(adapters.numbers, self._adapters.lines(norm))
+
+
+class FixedKernels(TritonKernels):
+    """`TritonKernels` whose rows have the same bits in any batch: `Job.batch_invariant`.
+
+    Every operation has one way, whatever the number of rows. Norms, gates and what stores keys have only one anyway.
+    There are no adapters: see reasons.py.
+    """
+
+    def product(self, x_TK: torch.Tensor, product: PreparedProduct, rounds: bool = True) -> torch.Tensor:
+        """See `GpuKernels`."""
+        assert rounds, "adapters are refused"
+        return fixed_product(x_TK, product)
+
+    def coded_product(
+        self, x_TK: torch.Tensor, weight: CodedWeight, bias_N: torch.Tensor | None, rounds: bool = True
+    ) -> torch.Tensor:
+        """See `GpuKernels`."""
+        return multiply_tiles(x_TK, weight, bias_N, size=_FIXED_TILE, rounds=rounds)
+
+    def gated_coded_product(self, x_TK: torch.Tensor, weight: CodedWeight) -> torch.Tensor | None:
+        """See `GpuKernels`: never, as many rows are gated apart."""
+        return None
+
+    def expert_product(
+        self, x_PD: torch.Tensor, rows: ExpertRows, pairs: ExpertPairs, rounds: bool = True
+    ) -> torch.Tensor:
+        """See `GpuKernels`."""
+        return multiply_tiles(x_PD, rows, pairs=pairs, size=_FIXED_TILE, rounds=rounds)
+
+    def attend(self, operation: AttendToCache, query_TF: torch.Tensor, step: StepOnDevice) -> torch.Tensor:
+        """See `GpuKernels`: single tokens are attended as those of a prompt are."""
+        return self._attend(operation, query_TF, step, is_split=False)

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from .....core.cuda import count_gpus, read_gpus
+from ...options import EngineOptions
 
 OLDEST: Final = (3, 6)  # release of Triton: older ones take no named tuples as arguments
 OLDEST_CARD: Final = (8, 0)  # compute capability: older ones have no bf16
@@ -36,6 +37,13 @@ def why_not_here() -> str:
     if len(numbers) == len(OLDEST) and numbers < OLDEST:
         return f"Triton {version} is older than {_dotted(OLDEST)}"
     return ""
+
+
+def why_not(options: EngineOptions) -> str:
+    """Returns the reason why Triton's kernels cannot serve with some options; "" if they may."""
+    if options.batch_invariant and options.num_adapters:
+        return "Triton's kernels serve no adapters with --batch-invariant"
+    return why_not_on(options.tp)
 
 
 def why_not_on(num_gpus: int) -> str:

@@ -18,6 +18,7 @@ class LoadedRank:
         weights: all parameters of these.
         cache: the KV cache.
         tp: the tensor-parallel group.
+        is_fixed: whether rows have the same bits in any batch: see `Job.batch_invariant`.
         adapters: the slots of adapters; None without any.
     """
 
@@ -25,4 +26,5 @@ class LoadedRank:
     weights: PreparedWeights
     cache: KVCache
     tp: Group
+    is_fixed: bool = False
     adapters: DeviceAdapters | None = None

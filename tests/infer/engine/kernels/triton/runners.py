@@ -36,11 +36,13 @@ def runners(
     make_kernels: Any = ReferenceKernels,
     tp: Group = ALONE,
     device: torch.device = CPU,
+    is_fixed: bool = False,
     **sizes: int,
 ) -> tuple[TritonRunner, ModelRunner, PretendedGraphs]:
     """Returns a runner with pretended graphs, one of ATen's with the same weights, each with its cache; and the graphs.
 
     Args:
+        is_fixed: whether rows have the same bits in any batch.
         sizes: further fields of the job.
     """
     checkpoint = Checkpoint.open(folder)
@@ -59,7 +61,7 @@ def runners(
         return KVCache(*shape, kv_dtype, job.num_twins, device)
 
     graphs = PretendedGraphs()
-    loaded = with_slots(LoadedRank(program, weights, cache(), tp), job)
+    loaded = with_slots(LoadedRank(program, weights, cache(), tp, is_fixed), job)
     made = assemble(job, loaded, lambda *parts: graphs.kernels(make_kernels(*parts)), graphs)
     with_adapters = job.adapter_slots > 0
     return made, ModelRunner(program, weights, cache(), tp, job.max_batched_tokens, with_adapters), graphs
