@@ -147,6 +147,7 @@ class ModelSource:
             max_running=self.options.max_running,
             max_model_len=self.memory.max_model_len,
             numa=self.options.numa,
+            batch_invariant=self.options.batch_invariant,
             packed="" if self.options.packed is None else str(as_path(self.options.packed).absolute()),
         )
 
