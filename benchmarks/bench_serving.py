@@ -16,7 +16,7 @@ from typing import Final
 import click
 
 from tk.benchmarks.peers.environments import BUILD
-from tk.benchmarks.random_model import random_model
+from tk.benchmarks.random_model import large_model, random_model
 from tk.benchmarks.serving import beside_peers, cache_formats, limits, own_ratios, prefix_hit, structured, weights
 from tk.benchmarks.serving.in_turn import Promise
 from tk.benchmarks.serving.setup import ENVIRONMENTS, LLAMACPP, QUANTIZED, Setup, running_peers
@@ -40,6 +40,7 @@ SECTIONS: Final[Mapping[str, Section]] = MappingProxyType(
         "start": limits.start,
     }
 )
+LARGE: Final = "1b"  # names the model of `large_model`
 WITH_PEERS: Final = ("prefill", "decode", "long")
 WITH_QUANTIZED_PEERS: Final = ("weights",)
 
@@ -66,7 +67,11 @@ def run_sections(names: Sequence[str], setup: Setup) -> list[Promise]:
 
 
 @click.command()
-@click.option("--model", type=click.Path(path_type=Path), help="A Llama in bf16 to run instead: a Hugging Face folder.")
+@click.option(
+    "--model",
+    type=click.Path(path_type=Path),
+    help=f"A Llama in bf16 to run instead: a Hugging Face folder, or {LARGE}: a random one of 1.1 B parameters.",
+)
 @click.option(
     "--only", default=",".join(SECTIONS), show_default=True, callback=partial(listed, SECTIONS), help="Sections to run."
 )
@@ -96,6 +101,7 @@ def main(
     cpu = read_cpu()
     print(f"{cpu.model}: {', '.join(cpu.instruction_sets) or 'no instruction set that kernels are written for'}")
     path = model or random_model(BUILD / "bench" / "llama-135m")
+    path = large_model(BUILD / "bench") if path == Path(LARGE) else path
     show = partial(print, flush=True)
     show(f"{path}: {threads} threads, medians of {runs}")
     setup = Setup(path, model is None, threads, runs, batches, prompt_tokens, new_tokens, show)

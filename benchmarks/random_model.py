@@ -27,6 +27,21 @@ def random_model(folder: Path, vocab_size: int = VOCAB_SIZE, logit_scale: float 
     )
 
 
+def large_model(folder: Path) -> Path:
+    """Writes a model of 22 layers, 1.1 B parameters and 2.2 GB, into a folder in `folder`, which it returns."""
+    return _write(
+        folder / "llama-1b",
+        drawn_in="bfloat16",  # in fp32 it would take twice the memory
+        vocab_size=VOCAB_SIZE,
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=22,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        max_position_embeddings=4096,
+    )
+
+
 def tiny_model(folder: Path, max_tokens: int) -> Path:
     """Writes a model of one small layer for `max_tokens` tokens into a folder in `folder`, which it returns."""
     return _write(
@@ -66,13 +81,13 @@ def alike_pair(folder: Path, likeness: float) -> tuple[Path, Path]:
     return model, draft
 
 
-def _write(folder: Path, logit_scale: float = 1.0, **shape: int) -> Path:
+def _write(folder: Path, logit_scale: float = 1.0, drawn_in: str = "float32", **shape: int) -> Path:
     if not (folder / "config.json").exists():
         import torch
-        from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers import AutoModelForCausalLM, LlamaConfig
 
         torch.manual_seed(0)
-        model = LlamaForCausalLM(LlamaConfig(**shape))
+        model = AutoModelForCausalLM.from_config(LlamaConfig(**shape), dtype=getattr(torch, drawn_in))
         torch.nn.init.constant_(model.model.norm.weight, logit_scale)
         model.bfloat16().save_pretrained(folder)
     return folder

@@ -30,6 +30,12 @@ kv_dtype_option = click.option(
 kernels_option = click.option(
     "--kernels", type=click.Choice(KERNELS), help="The kernels that compute; default: auto, the best on this machine."
 )
+batch_invariant_option = click.option(
+    "--batch-invariant",
+    is_flag=True,
+    default=None,
+    help="Logits have the same bits in any batch and at any cut of a prompt, or the start is refused.",
+)
 numa_option = click.option(
     "--numa", is_flag=True, default=None, help="Keep each rank's threads and memory on a NUMA node of its own."
 )

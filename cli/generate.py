@@ -16,6 +16,7 @@ from .adapter_options import AdaptedModel, adapted_model, base_option
 from .common import PATH_TEXT, PathType, print_json
 from .connection_options import connection_options, take_credentials
 from .engine_options import (
+    batch_invariant_option,
     draft_option,
     draft_weight_dtype_option,
     dtype_option,
@@ -106,14 +107,15 @@ _TEXT_FILE = PathType(exists=True, dir_okay=False, path_type=Path)
 @numa_option
 @packed_option
 @kernels_option
+@batch_invariant_option
 @connection_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, which describes the model too.")
 def generate(source: str, prompt: str | None, chat: bool, bypass: bool, as_json: bool, **options: Any) -> None:
     """Continue PROMPT, or the text on stdin, and stream the continuation to stdout.
 
     The model is the one that a server at HOST:PORT serves, or CKPT: a step folder, a run folder or a Hugging Face
-    folder. A CKPT that is an adapter answers on its base. The options from --base to --kernels are for a CKPT; a server
-    has its own. The token for a server that needs one is read from the environment variable TK_TOKEN.
+    folder. A CKPT that is an adapter answers on its base. The options from --base to --batch-invariant are for a CKPT;
+    a server has its own. The token for a server that needs one is read from the environment variable TK_TOKEN.
     """
     from ..infer.engine.request.request import CacheOptions
     from ..infer.engine.request.sampling_params import SamplingParams

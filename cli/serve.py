@@ -10,6 +10,7 @@ from ..core.errors import ConfigError
 from .adapter_options import serving_options, with_base
 from .common import PATH
 from .engine_options import (
+    batch_invariant_option,
     draft_option,
     draft_weight_dtype_option,
     dtype_option,
@@ -105,6 +106,7 @@ _SERVER_VALUES: Final = (
 @kv_dtype_option
 @numa_option
 @kernels_option
+@batch_invariant_option
 @packed_option
 @kv_memory_option
 @click.option("--kv-blocks", metavar="N", type=click.IntRange(1), help="Size of the KV cache in blocks.")

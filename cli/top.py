@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from ..core.progress import format_bytes
 from .common import print_json
 from .connection_options import connection_options, take_credentials
 
@@ -74,6 +75,12 @@ def view(address: str, load: dict[str, Any]) -> "Table":
         "", f"{load['blocks_used']:,} blocks used, {load['blocks_cached']:,} cached, {load['blocks_free']:,} free"
     )
     table.add_row("prefix hits", f"{load['prefix_hit_rate']:.0%} of prompt tokens")
+    if load["draft_weight_bytes"] or load["accepted_share"]:
+        gain = f"{load['tokens_per_step']:.2f} tokens per step of a sequence"
+        table.add_row("proposals", f"{load['accepted_share']:.0%} came true, {gain}")
+    if load["draft_weight_bytes"]:
+        weights, cache = format_bytes(load["draft_weight_bytes"]), format_bytes(load["draft_kv_bytes"])
+        table.add_row("draft model", f"{weights} of weights, {cache} of KV cache")
     return table
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -90,14 +91,7 @@ class LibraryFolder:
         with suppress(OSError):
             os.utime(fd)  # in use: `add` removes those that were not for the longest time
         path = self.path / f"{stem}.so"
-        # By descriptor: the file that was checked is loaded, even if the name meanwhile leads to another one. It stays
-        # open, because the loader knows the library by this name, and compares names first.
-        place = f"/proc/self/fd/{fd}"
-        try:
-            library = ctypes.CDLL(place)
-        except OSError as error:
-            os.close(fd)
-            raise Untrusted(f"The system cannot load {path}: {str(error).replace(place, path.name)}") from error
+        library = _load(fd, path)
         return LoadedLibrary(library, record.units, record.omitted, record.compiler, path)
 
     def add(self, stem: str, built: BuiltLibrary) -> None:
@@ -195,3 +189,30 @@ def _lock(fd: int, folder: Path) -> None:
         else:
             return
     _log.warning("%s stays locked by another process; going on without its lock.", folder)
+
+
+def _load(fd: int, path: Path) -> ctypes.CDLL:
+    """Loads the library that a descriptor reads, which becomes its own; the file was checked, and its name was not.
+
+    The loader knows a library by the name of its descriptor, and compares names first. So the descriptor of a file that
+    is loaded for the first time stays open, and later loads of that file use it.
+    """
+    status = os.fstat(fd)
+    places, file = _places(), (status.st_dev, status.st_ino)
+    if file in places:
+        os.close(fd)
+        return ctypes.CDLL(places[file])
+    place = f"/proc/self/fd/{fd}"
+    try:
+        library = ctypes.CDLL(place)
+    except OSError as error:
+        os.close(fd)
+        raise Untrusted(f"The system cannot load {path}: {str(error).replace(place, path.name)}") from error
+    places[file] = place
+    return library
+
+
+@cache
+def _places() -> dict[tuple[int, int], str]:
+    """The names by which this process has loaded files, by device and inode, which open files keep."""
+    return {}

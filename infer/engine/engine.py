@@ -58,12 +58,14 @@ class Engine:
         self._arrivals = itertools.count()
         limits, lock = Limits.of(options, memory.max_model_len), threading.Lock()
         scheduler = Scheduler(limits, memory.num_blocks, memory.block_size, memory.num_twins)
-        self.statistics = EngineStatistics(scheduler, lock)
+        of_draft = (memory.draft.weight_bytes, memory.draft.kv_bytes) if memory.draft else (0, 0)
+        self.statistics = EngineStatistics(scheduler, lock, of_draft)
         self._live = LiveTable(scheduler, lock, by_adapter=memory.max_adapters > 0)
         self._availability = Availability()
         watch = StepWatch(options.step_timeout, self._availability.report)
-        self._workers = WorkerGroup(processes, watch, self._live.end_unwanted)
         draft = _draft_of(source, scheduler, self._availability.report)
+        beside = None if draft is None else draft.workers
+        self._workers = WorkerGroup(processes, watch, self._live.end_unwanted, beside)
         self._loop = StepLoop(self._live, self._workers, draft)
         self.adapters = EngineAdapters(source, self._workers, self._loop)
         self._ready: Future[str] = Future()  # the kernels of the workers
@@ -230,9 +232,9 @@ class Engine:
     def _start_again(self) -> float:
         """Starts the workers again, with the weights of before; returns the seconds that it took."""
         self._loop.forget()
-        seconds = self._workers.restart(self.source.job(), self.source.options.start_timeout)
-        if self.draft is not None:
-            self.draft.restart(self.source.options.start_timeout)
+        timeout = self.source.options.start_timeout
+        seconds = 0.0 if self.draft is None else self.draft.restart(timeout)  # first: the others notice a dead one
+        seconds += self._workers.restart(self.source.job(), timeout)
         self.adapters.start_again()
         self._live.revive()
         self._availability.report(None)
@@ -267,7 +269,7 @@ def _draft_of(
     if draft is None:
         return None
     processes = WorkerProcesses(1, draft.options.threads_per_rank)
-    workers = WorkerGroup(processes, StepWatch(options.step_timeout, report))
+    workers = WorkerGroup(processes, StepWatch(options.step_timeout, report), name="The draft's rank")
     policy = DraftPolicy(options.speculate, draft.config.context_length, scheduler.proposals)
     scheduler.proposed.drafts = policy
     return DraftModel(workers, draft.job(), policy, scheduler.allocator, options.max_running)

@@ -28,7 +28,7 @@ class Job:
         max_adapter_rank: see EngineOptions.
         max_running: see EngineOptions.
         max_model_len: the largest number of tokens of a sequence; 0: as many as the cache holds.
-        numa: see EngineOptions.
+        numa, batch_invariant: see EngineOptions.
         packed: the absolute path of `EngineOptions.packed`; "" for none.
         log: how the engine's process shows its log, and so the worker's: see `shown_form`.
     """
@@ -57,6 +57,7 @@ class Job:
     max_model_len: int = 0
     packed: str = ""
     numa: bool = False
+    batch_invariant: bool = False
 
 
 def threads_per_rank(tp: int, wanted: int | None = None, numa: bool = False) -> int:

@@ -22,7 +22,7 @@ _TYPES: Final = MappingProxyType(
         **dict.fromkeys(("kv_blocks", "kv_memory", "threads", "max_model_len"), INTEGER | None),
         **dict.fromkeys(("max_queued_tokens", "quota_sequences", "quota_tokens"), INTEGER | None),
         **dict.fromkeys(("dtype", "weight_dtype", "kv_dtype", "kernels", "draft_weight_dtype"), TEXT),
-        **dict.fromkeys(("prefix_cache", "numa"), FLAG),
+        **dict.fromkeys(("prefix_cache", "numa", "batch_invariant"), FLAG),
         **dict.fromkeys(("max_step_ms", "slow_step_ms", "step_timeout"), NUMBER | None),
         "start_timeout": NUMBER,
         **dict.fromkeys(("max_restarts", "max_adapter_rank"), INTEGER),
@@ -71,6 +71,9 @@ class EngineOptions:
         kernels: the backend: "native" has C kernels for CPUs, "triton" has kernels for GPUs, "aten" runs everywhere on
             torch, on GPUs if the machine has one for every rank; "auto" = triton where the ranks have GPUs that it can
             use, else native where that can run the model.
+        batch_invariant: whether the logits of a token have the same bits whatever is computed beside it, however its
+            prompt is cut, and as part of a prompt or alone; compared at start, and refused where they differ. Native
+            and ATen's kernels compute so anyway, Triton's are slower then.
         threads: the number of threads of each rank; None = OMP_NUM_THREADS if it is set, else the cores divided by
             the ranks.
         numa: whether each rank computes on the cores of one NUMA node, and so has its weights and cache in that node's
@@ -124,6 +127,7 @@ class EngineOptions:
     kv_blocks: int | None = None
     kv_memory: int | None = None
     kernels: str = "auto"
+    batch_invariant: bool = False
     threads: int | None = None
     numa: bool = False
     packed: Path | None = None

@@ -417,7 +417,7 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("state", "running", "waiting", "queued_tokens", "blocks_total", "blocks_used", "blocks_cached", "blocks_free", "prefix_hit_rate", "prefill_tokens_per_second", "decode_tokens_per_second")
+    __slots__ = ("state", "running", "waiting", "queued_tokens", "blocks_total", "blocks_used", "blocks_cached", "blocks_free", "prefix_hit_rate", "prefill_tokens_per_second", "decode_tokens_per_second", "accepted_share", "tokens_per_step", "draft_weight_bytes", "draft_kv_bytes")
     STATE_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -429,6 +429,10 @@ class Load(_message.Message):
     PREFIX_HIT_RATE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     DECODE_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_SHARE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_KV_BYTES_FIELD_NUMBER: _ClassVar[int]
     state: State
     running: int
     waiting: int
@@ -440,7 +444,11 @@ class Load(_message.Message):
     prefix_hit_rate: float
     prefill_tokens_per_second: float
     decode_tokens_per_second: float
-    def __init__(self, state: _Optional[_Union[State, str]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_free: _Optional[int] = ..., prefix_hit_rate: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., decode_tokens_per_second: _Optional[float] = ...) -> None: ...
+    accepted_share: float
+    tokens_per_step: float
+    draft_weight_bytes: int
+    draft_kv_bytes: int
+    def __init__(self, state: _Optional[_Union[State, str]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_free: _Optional[int] = ..., prefix_hit_rate: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., decode_tokens_per_second: _Optional[float] = ..., accepted_share: _Optional[float] = ..., tokens_per_step: _Optional[float] = ..., draft_weight_bytes: _Optional[int] = ..., draft_kv_bytes: _Optional[int] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_id", "principal")

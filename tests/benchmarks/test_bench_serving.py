@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 from tk.benchmarks import bench_serving
+from tk.benchmarks.peers.environments import BUILD
 from tk.benchmarks.peers.token_clock import Speeds, SpeedWorkload
 from tk.benchmarks.serving import beside_peers
 from tk.benchmarks.serving.in_turn import Promise
@@ -112,3 +113,10 @@ def test_unknown_sections_and_peers_are_refused(option: str, known: str) -> None
     result = CliRunner().invoke(bench_serving.main, [option, "nonsense"])
     assert result.exit_code == 2
     assert "'nonsense' is none of " + known in result.output
+
+
+def test_the_large_model_is_named_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_serving, "large_model", lambda folder: folder / "large")
+    output = run("--model", "1b", "--only", "")
+    assert f"{BUILD / 'bench' / 'large'}: 2 threads" in output
+    assert "0 of 0 promises are kept" in output

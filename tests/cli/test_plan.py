@@ -65,6 +65,26 @@ def test_a_checkpoint_is_planned_for_serving(configure: Configure, write_toml: A
     assert "num_attention_heads % tp = 4 % 8" in rows[8]["problem"]
 
 
+def test_a_draft_is_planned_beside_its_model(tmp_path: Path) -> None:
+    shape = MODELS["llama"]
+    model = write_hugging_face(tmp_path / "model", ModelConfig(**shape))
+    small = ModelConfig(**shape | {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1})
+    draft = write_hugging_face(tmp_path / "draft", small)
+    words = [str(model), "--draft", str(draft)]
+    found = json.loads(CliRunner().invoke(plan_command, [*words, "--json"]).stdout)["draft"]
+    assert found["weight_bytes"] == 4 * count_parameters(decoder_spec(small))
+    share = count_parameters(decoder_spec(small)) / count_parameters(decoder_spec(ModelConfig(**shape)))
+    assert found["share"] == pytest.approx(share)
+    assert found["kv_bytes_per_token"] == 1 * 1 * 2 * small.head_dim * 4
+    shown = CliRunner().invoke(plan_command, [*words, "--draft-weight-dtype", "int8"]).stdout
+    assert f"{draft}, a draft with weights in int8, in a process of its own: " in shown
+    other = write_hugging_face(tmp_path / "other", ModelConfig(**shape | {"vocab_size": 17}))
+    refused = CliRunner().invoke(plan_command, [str(model), "--draft", str(other)])
+    assert "/other has a vocabulary of 17 tokens" in str(refused.exception)
+    refused = CliRunner().invoke(plan_command, [str(model), "--draft-weight-dtype", "int8"])
+    assert (refused.exit_code, "name it with --draft" in refused.output) == (2, True)
+
+
 def test_the_command_finds_the_least_offload_and_shows_what_it_moves(configure: Configure, write_toml: Any) -> None:
     path = write_toml(configure(parallel={"dp": 2}, zero={"stage": 2}, precision={"params": "bf16"}))
     words = [str(path), "--device", "cuda", "--host-memory", "1TiB"]

@@ -126,8 +126,16 @@ def test_options_reach_the_server_and_the_engine(
     sizes = ["--tp", "2", "--threads", "3", "--max-model-len", "64", "--kv-blocks", "9", "--max-queued", "0"]
     server = ["--port", "0", "--drain-timeout", "1.5", "--default-max-new-tokens", "7"]
     monkeypatch.setattr(adapter_options, "adapted_model", lambda path, base: AdaptedModel(path))
-    assert main(["serve", "model", "--no-prefix-cache", *sizes, *server]) == code
-    given = {"tp": 2, "threads": 3, "max_model_len": 64, "kv_blocks": 9, "max_queued": 0, "prefix_cache": False}
+    assert main(["serve", "model", "--no-prefix-cache", "--batch-invariant", *sizes, *server]) == code
+    given = {
+        "batch_invariant": True,
+        "tp": 2,
+        "threads": 3,
+        "max_model_len": 64,
+        "kv_blocks": 9,
+        "max_queued": 0,
+        "prefix_cache": False,
+    }
     assert [engine.options for engine in engines] == [EngineOptions(Path("model"), **given)]  # type: ignore[arg-type]
     assert served == [ServerOptions(port=0, drain_timeout=1.5, default_max_new_tokens=7)]
     assert engines[0].is_closed

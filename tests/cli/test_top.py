@@ -1,12 +1,16 @@
 """`tk top` against a server whose engine says what the test wants."""
 
+import io
 import json
 import time
 from collections.abc import Iterator
 
 import pytest
+from rich.console import Console
 
 from tk.cli.main import main
+from tk.cli.top import view
+from tk.infer.client.connection import LoadReader
 from tk.infer.engine.schedule.statistics import EngineLoad
 from tk.tests.infer.serve.fake_engine import FakeEngine, ServerThread
 
@@ -41,6 +45,19 @@ def test_one_look(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     for words in ("serving", "3 running, 2 waiting", "1,234", "1,500 of prompts, 100 new", "25% of prompt tokens"):
         assert words in out
     assert "█" * 10 + "▒" * 20 + "·" * 10 in out
+    assert "proposals" not in out
+    assert "draft" not in out
+
+
+def test_a_draft_model_is_shown_with_its_memory_and_its_gain(target: str) -> None:
+    with LoadReader(target, timeout=10) as reader:
+        load = reader.read()
+    load |= {"accepted_share": 0.625, "tokens_per_step": 2.414}
+    load |= {"draft_weight_bytes": 3 << 20, "draft_kv_bytes": 1 << 30}
+    out = io.StringIO()
+    Console(width=100, file=out).print(view(target, load))
+    assert "62% came true, 2.41 tokens per step of a sequence" in out.getvalue()
+    assert "3 MiB of weights, 1 GiB of KV cache" in out.getvalue()
 
 
 def test_json_has_the_fields_of_the_wire(target: str, capsys: pytest.CaptureFixture[str]) -> None:

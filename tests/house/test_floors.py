@@ -137,7 +137,7 @@ COMPUTE: dict[str, str] = {
     "model_runner paged_attention pages prepare prepared_weights row_tiles",
     "infer.engine.kernels.aten.attention": "online_softmax plan",
     "infer.engine.kernels.triton": "append attention cache formats hadamard launches paged_attention prepare",
-    "infer.engine.kernels.triton.rows": "launched_products norms products samples",
+    "infer.engine.kernels.triton.rows": "filters fixed_products launched_products norms products samples",
     "infer.engine.kernels.triton.run": "assembly decode_graphs decoder experts graphs kernels loaded_rank model_runner",
     "infer.engine.kernels.triton.step": "decode_ahead device_tables result_copies",
     "model": "activation attention balance decoder init loading mlp norm peers placement recompute rope",

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from tk.core.errors import ConfigError, WorkerDied
+from tk.core.errors import ConfigError, TkError, WorkerDied
 from tk.infer import LLM, SamplingParams
 from tk.infer.engine.request.completion import Completion
 from tk.infer.engine.request.events import FinishReason
+from tk.infer.engine.schedule.proposing.draft_policy import DraftPolicy
 from tk.tests.example_counts import sized
 from tk.tests.infer.drafts import always_draft, draft_of
 from tk.tests.infer.engine.free_blocks import num_free_blocks
@@ -120,6 +121,11 @@ def test_a_draft_with_the_weights_of_the_model_is_always_right(
         assert llm.engine.statistics.check_cache().problems == ()
         hits = llm.generate([[*given[6], *found[6].token_ids]], params[6])
         totals = llm.engine.statistics.totals()
+        load, memory = llm.engine.statistics.load(), llm.engine.source.memory
+    assert load.accepted_share == 1.0
+    assert load.tokens_per_step > 1.4
+    assert load.draft_weight_bytes == memory.weight_bytes, "they are the same model"
+    assert load.draft_kv_bytes == memory.kv_bytes
     assert sum(each.timing.preemptions for each in found) > 0
     assert sum(each.usage.proposed_tokens for each in found) > 0.4 * sum(each.usage.completion_tokens for each in found)
     for completion in (*found, *hits):
@@ -183,9 +189,42 @@ def test_a_draft_that_dies_ends_requests_as_a_worker_does_and_starts_again(
         stream = llm.stream([5], params)
         next(stream)
         os.kill(llm.engine.draft.workers.process_ids[0], signal.SIGKILL)
-        with pytest.raises(WorkerDied, match="Inference rank 0"):
+        with pytest.raises(WorkerDied, match="The draft's rank 0"):
             list(stream)
         assert back.wait(60)
         (found,) = llm.generate([[5]], params)
     assert said(found) == said(expected)
     assert found.usage.proposed_tokens == found.usage.accepted_tokens > 100
+
+
+@pytest.mark.parametrize(
+    ("busy", "max_restarts"), [(False, 0), *(pytest.param(busy, 1, marks=pytest.mark.matrix) for busy in (False, True))]
+)
+def test_a_draft_that_dies_while_it_has_no_step_is_noticed(
+    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, busy: bool, max_restarts: int
+) -> None:
+    """While the engine sleeps, and while steps without proposals keep the workers busy."""
+    monkeypatch.setattr(DraftPolicy, "choose", lambda policy, *given: {})
+    model, params = model_folder("grouped"), SamplingParams(seed=1, max_new_tokens=600, ignore_eos=True)
+    reported, heard = list[TkError | None](), threading.Event()
+
+    def hear(error: TkError | None) -> None:
+        reported.append(error)
+        if len(reported) > max_restarts:
+            heard.set()
+
+    with LLM(model, kv_blocks=140, block_size=16, draft=model, speculate=3, max_restarts=max_restarts) as llm:
+        assert llm.engine.draft is not None
+        llm.engine.watch(hear)
+        dead = llm.engine.draft.workers.process_ids[0]
+        stream = llm.stream([5], params) if busy else iter([])
+        next(stream, None)
+        os.kill(dead, signal.SIGKILL)
+        assert heard.wait(60)
+        assert f"The draft's rank 0 (process {dead}) was killed by signal 9" in str(reported[0])
+        if busy:
+            with pytest.raises(WorkerDied, match="The draft's rank 0"):
+                list(stream)
+        if max_restarts:
+            assert reported[1:] == [None], "both groups have started again"
+            assert llm.generate([[5]], replace(params, max_new_tokens=3))[0].usage.completion_tokens == 3

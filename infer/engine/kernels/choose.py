@@ -8,6 +8,7 @@ from ..job import Job
 from ..program.lower import Program
 from ..program.weights import LoadParams
 from .backend import Backend
+from .batch_check import why_not_invariant
 from .native.prepare import prepare as prepare_native
 from .native.prepare import why_not
 
@@ -15,6 +16,22 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 def prepare(job: Job, program: Program, load: LoadParams) -> Backend:
+    """Prepares the backend of a job (see `_prepare`), and checks that it keeps `Job.batch_invariant`, if that is set.
+
+    Raises:
+        CheckpointError: the weights cannot be loaded.
+        ConfigError: as `_prepare` does, or logits depend on the batch.
+    """
+    backend = _prepare(job, program, load)
+    if job.batch_invariant and (reason := why_not_invariant(backend.logits, job, program.vocab_size)):
+        raise ConfigError(
+            f"--batch-invariant cannot be kept on rank {job.rank} with the kernels {backend.kernels}: {reason}. Take "
+            "others with --kernels, or leave the option out."
+        )
+    return backend
+
+
+def _prepare(job: Job, program: Program, load: LoadParams) -> Backend:
     """Prepares the backend of a job; torch is imported only for the ATen backend.
 
     "auto" takes Triton's kernels on GPUs where `triton/reasons.py` finds nothing against them and their check passes,

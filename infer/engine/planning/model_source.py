@@ -35,7 +35,7 @@ from .draft import check_same_tokens, draft_options
 from .memory_plan import MemoryPlan, plan_memory
 from .placement import on_gpus
 
-API_REVISION: Final = 7  # the revision of tk.v1, raised with every addition to the wire
+API_REVISION: Final = 8  # the revision of tk.v1, raised with every addition to the wire
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,7 @@ class ModelSource:
             max_running=self.options.max_running,
             max_model_len=self.memory.max_model_len,
             numa=self.options.numa,
+            batch_invariant=self.options.batch_invariant,
             packed="" if self.options.packed is None else str(as_path(self.options.packed).absolute()),
         )
 

@@ -10,7 +10,7 @@ from ....core.casts import Array
 from ..request.sampling_params import SamplingParams
 from ..step.sampling_rows import NO_LOGPROBS, NO_MASK, OPTION_COLUMNS, WITH_CANDIDATES, ScoredRow
 from ..step.slot_entries import TokenCounts
-from ..step.step_message import OPENED, NextTokens, StepMessage
+from ..step.step_message import NEXT_TOKENS, OPENED, NextTokens, StepMessage
 from .samples.sample import UNKNOWN, Sample, ScheduledChunk, Status
 
 
@@ -71,7 +71,8 @@ class BatchWriter:
                 decoded the same samples.
         """
         if not scored and self._only_decode(chunks):
-            return NextTokens(_ints(self._new_blocks()).reshape(-1, 2))
+            blocks = self._new_blocks()
+            return NextTokens(_ints(blocks).reshape(-1, 2)) if blocks else NEXT_TOKENS
         return self._changes(chunks, scored, with_candidates)
 
     def _only_decode(self, chunks: Sequence[ScheduledChunk]) -> bool:
@@ -132,8 +133,9 @@ class BatchWriter:
             has_candidates = with_candidates and output.has_candidates
             is_masked = chunk.is_last and output.matcher is not None and not has_candidates
             mask = WITH_CANDIDATES if has_candidates else num_masks if is_masked else NO_MASK
-            num_rows = 1 + len(chunk.proposals) if chunk.is_last else 0
-            length, num_new = chunk.length, len(output.tokens)
+            num_sure = len(chunk.sure)
+            num_rows = 1 + len(chunk.proposals) - num_sure if chunk.is_last else 0
+            length, num_new = chunk.length, len(output.tokens) + num_sure
             spans.extend((slot.number, start, length, length - is_fed, num_new, num_rows, num_added, mask))
             num_masks += num_rows if is_masked else 0
             if length == num_rows == 1 and slot.is_plain:

@@ -90,14 +90,14 @@ class LiveRequest:
         if self._scores.add(row, result, index):
             self._report_prompt()
 
-    def add_token(self, sample: Sample, position: int, result: SamplerOutput, index: int) -> bool:
-        """Adds the token that was chosen for a position of a sample, at `index` of the step's results.
+    def add_token(self, sample: Sample, position: int, token: int, result: SamplerOutput, index: int) -> bool:
+        """Adds the token that was chosen for a position of a sample; it is at `index` of the step's results.
 
         Returns:
             Whether the sample is complete.
         """
         self._report_prompt()
-        token = sample.output.tokens[position - sample.num_prompt] = int(result.token_ids[index])
+        sample.output.tokens[position - sample.num_prompt] = token
         num_top, deltas, logprob = self.request.params.logprobs, self._deltas[sample.index], None
         if num_top is not None:
             logprob = token_logprob(self._source.tokenizer, num_top, result, index, deltas.is_first)

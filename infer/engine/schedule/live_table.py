@@ -8,7 +8,7 @@ from ....core.errors import Cancelled, InvalidRequest, TkError, WorkerDied
 from ..step.sampler_output import SamplerOutput
 from .batch_writer import BatchWriter
 from .live_request import LiveRequest
-from .samples.sample import UNKNOWN, ScheduledChunk
+from .samples.sample import UNKNOWN, ScheduledChunk, Source
 from .scheduler import Scheduler
 from .step_in_flight import StepInFlight, WantedRow
 
@@ -115,15 +115,19 @@ class LiveTable:
     def add_token(self, row: WantedRow, result: SamplerOutput, index: int) -> None:
         """Gives a sample the token of a row that is not void, at `index` of the results; ends it if it is complete.
 
-        If the tokenizer has no text for the token, the request fails.
+        Those that are sure come before it. If the tokenizer has no text for a token, the request fails.
         """
         with self._lock:
             if row.proposal is not None:
                 self._scheduler.accept(row.sample, row.source)
-            self._scheduler.activity.new_token()
             try:
-                if row.request.add_token(row.sample, row.position, result, index):
-                    self._scheduler.finish(row.sample)
+                for position, token in enumerate((*row.sure, int(result.token_ids[index])), row.position):
+                    if position > row.position:
+                        self._scheduler.accept(row.sample, Source.CONSTRAINT)
+                    self._scheduler.activity.new_token()
+                    if row.request.add_token(row.sample, position, token, result, index):
+                        self._scheduler.finish(row.sample)
+                        break
                 return
             except TkError as error:
                 failure = error
@@ -133,12 +137,13 @@ class LiveTable:
         """Ends requests that were cancelled or whose deadline has passed; a step may compute them meanwhile."""
         with self._lock:
             cancelled, self._cancelled = self._cancelled, []
-            expired = {sample.request.key for sample in self._scheduler.expire(time.monotonic())}
-            late = [self._requests[key] for key in expired]
+            expired = self._scheduler.expire(time.monotonic())
+            if not cancelled and not expired:
+                return
+            late = [self._requests[key] for key in {sample.request.key for sample in expired}]
         self.fail_each((each, Cancelled(f"Request {each.request.request_id} was aborted.")) for each in cancelled)
         self.fail_each((each, each.too_late()) for each in late)
-        if cancelled or late:
-            self.events_sent()
+        self.events_sent()
 
     def fail_all(self, error: TkError) -> None:
         """Ends all requests with an error; if it is the death of a worker, later ones are refused with it."""

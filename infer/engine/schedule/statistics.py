@@ -21,6 +21,10 @@ class EngineLoad:
     prefix_hit_rate: float = 0.0
     prefill_tokens_per_second: float = 0.0
     decode_tokens_per_second: float = 0.0
+    accepted_share: float = 0.0
+    tokens_per_step: float = 0.0
+    draft_weight_bytes: int = 0
+    draft_kv_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,17 +67,18 @@ class EngineStatistics:
     Args:
         scheduler: the engine's scheduler.
         lock: guards it.
+        draft_bytes: the bytes of the weights and of the cache of a draft model.
     """
 
-    def __init__(self, scheduler: Scheduler, lock: threading.Lock) -> None:
-        self._scheduler, self._lock = scheduler, lock
+    def __init__(self, scheduler: Scheduler, lock: threading.Lock, draft_bytes: tuple[int, int] = (0, 0)) -> None:
+        self._scheduler, self._lock, self._draft_bytes = scheduler, lock, draft_bytes
 
     def load(self) -> EngineLoad:
         """Returns the load now. The effort grows with the running samples only."""
         scheduler = self._scheduler
         with self._lock:
             blocks, (prefill, decode) = scheduler.allocator, scheduler.activity.rates()
-            num_running = len(scheduler.running)
+            num_running, (accepted_share, tokens_per_step) = len(scheduler.running), scheduler.activity.gains()
             return EngineLoad(
                 running=num_running,
                 waiting=scheduler.num_live - num_running,
@@ -85,6 +90,10 @@ class EngineStatistics:
                 prefix_hit_rate=scheduler.activity.hit_rate,
                 prefill_tokens_per_second=prefill,
                 decode_tokens_per_second=decode,
+                accepted_share=accepted_share,
+                tokens_per_step=tokens_per_step,
+                draft_weight_bytes=self._draft_bytes[0],
+                draft_kv_bytes=self._draft_bytes[1],
             )
 
     def totals(self) -> EngineTotals:

@@ -90,13 +90,11 @@ class SamplingRows:
 
     @property
     def are_plain(self) -> Array:
-        """Which rows are greedy, or samples at a temperature, and ask for nothing more: bool [R].
+        """Which rows are greedy, or samples at a temperature, filtered or not, and ask for nothing more: bool [R].
 
-        The others have a filter, a bias, a penalty, a mask or candidates, or ask for log-probabilities. A greedy row
-        has no use for filters, so they do not count.
+        The others have a bias, a penalty, a mask or candidates, or ask for log-probabilities.
         """
-        unfiltered = (self.top_k <= 0) & (self.top_p >= 1) & (self.min_p <= 0) | ~(self.temperature > 0)
-        found: Array = (self.target == SAMPLE) & (self.mask == NO_MASK) & (self.num_top == NO_LOGPROBS) & unfiltered
+        found: Array = (self.target == SAMPLE) & (self.mask == NO_MASK) & (self.num_top == NO_LOGPROBS)
         for changed in (self.bias_row, self.count_row):
             found[changed] = False
         return found

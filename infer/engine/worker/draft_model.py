@@ -57,10 +57,10 @@ class DraftModel:
         """Loads the draft; see `WorkerGroup.start`."""
         self.workers.start(self._job, timeout)
 
-    def restart(self, timeout: float) -> None:
+    def restart(self, timeout: float) -> float:
         """Loads it again in another process; see `WorkerGroup.restart`."""
         self._followers, self.batch = {}, BatchWriter(self._max_running)
-        self.workers.restart(self._job, timeout)
+        return self.workers.restart(self._job, timeout)
 
     def fill(self, planned: Sequence[tuple[ScheduledChunk, LiveRequest]]) -> list[tuple[ScheduledChunk, LiveRequest]]:
         """Returns the chunks of a step with the draft's proposals, where there is room for some.

@@ -1,19 +1,20 @@
 """The engine's side of its workers: their jobs, messages, deaths and end."""
 
 import select
-import selectors
 import socket
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Final
 
 from ....core.casts import Array
 from ....core.errors import Cancelled, WorkerDied
 from ..job import Job
-from ..step.channel import Frame, error_from, masks_frame, receive, tokens_frame
+from ..step.channel import Frame, error_from, masks_frame, tokens_frame
+from ..step.rank_frames import RankFrames
 from ..step.sampler_output import SamplerOutput
 from .adapter_loaders import AdapterLoaders, PackedOrder
 from .adapter_order import AdapterOrder
@@ -35,12 +36,19 @@ class WorkerGroup:
     Args:
         processes: their processes, which the group ends.
         on_wake: is called after `wake`, also while the thread waits for an answer of workers that may hang.
+        beside: a group that is idle while the thread waits for this one, which then notices an end of its processes.
+        name: what errors call a rank.
     """
 
     def __init__(
-        self, processes: WorkerProcesses, watch: StepWatch, on_wake: Callable[[], object] = lambda: None
+        self,
+        processes: WorkerProcesses,
+        watch: StepWatch,
+        on_wake: Callable[[], object] = lambda: None,
+        beside: "WorkerGroup | None" = None,
+        name: str = "Inference rank",
     ) -> None:
-        self._processes, self.watch, self._on_wake = processes, watch, on_wake
+        self._processes, self.watch, self._on_wake, self._name = processes, watch, on_wake, name
         self._connections: Sequence[socket.socket] = ()
         self._loaders = AdapterLoaders(())
         self._uninformed: list[socket.socket] = []  # of ranks that do not sample the tokens that they need
@@ -48,8 +56,10 @@ class WorkerGroup:
         self._wake_up, self._woken = socket.socketpair()
         self._wake_up.setblocking(False)
         self._woken.setblocking(False)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._woken, selectors.EVENT_READ, None)
+        if beside is None:
+            self._frames: RankFrames = RankFrames(self._woken)
+        else:
+            self._frames = RankFrames(self._woken, beside._frames, partial(beside._expect_silence, 0.0))
 
     @property
     def process_ids(self) -> tuple[int, ...]:
@@ -74,7 +84,7 @@ class WorkerGroup:
         self._loaders = AdapterLoaders(self._processes.loader_connections())
         with tempfile.TemporaryDirectory(prefix="tk-infer-") as folder:
             for rank, connection in enumerate(self._connections):
-                self._register(connection, rank)
+                self._register(connection)
                 frame = Frame("start", asdict(replace(job, rank=rank, store=f"{folder}/store")))
                 self._send(frame, [connection])
             loading, kernels = set(range(job.tp)), ""
@@ -92,10 +102,10 @@ class WorkerGroup:
                     kernels = frame.values["kernels"] if rank == 0 else kernels
             return kernels
 
-    def _register(self, connection: socket.socket, rank: int) -> None:
+    def _register(self, connection: socket.socket) -> None:
         try:
             connection.setblocking(False)
-            self._selector.register(connection, selectors.EVENT_READ, rank)
+            self._frames.add(connection, partial(self._wait_for, connection, select.POLLIN))
         except (ValueError, OSError) as error:  # another thread has closed the processes and their connections
             raise Cancelled("The workers were closed while they were starting.") from error
 
@@ -106,8 +116,7 @@ class WorkerGroup:
             WorkerDied: also if `kill` was called, which is for good.
         """
         begun = time.monotonic()
-        for connection in self._connections:
-            self._selector.unregister(connection)
+        self._frames.forget()
         self._connections, self._uninformed = (), []
         self._loaders.close()
         self._processes.close()
@@ -197,11 +206,14 @@ class WorkerGroup:
         """Returns when `wake` is called, or after a look at the workers, which have nothing to compute.
 
         Raises:
-            WorkerDied: a worker has ended.
+            WorkerDied: a worker has ended, also one of the group beside.
         """
-        for rank in self._wait_for_ranks(IDLE_SECONDS):
-            raise WorkerDied(f"Inference rank {rank} sent an unexpected message ({self._receive(rank).op}).")
+        self._expect_silence(IDLE_SECONDS)
         self.watch.look_at_idle(self.process_ids)
+
+    def _expect_silence(self, seconds: float) -> None:
+        for rank in self._wait_for_ranks(seconds):
+            raise WorkerDied(f"{self._name} {rank} sent an unexpected message ({self._receive(rank).op}).")
 
     def wake(self, closing: bool = False) -> None:
         """Ends a `sleep`, from any thread; if the group is to be closed, whatever its thread waits for."""
@@ -221,7 +233,7 @@ class WorkerGroup:
         """Ends all processes: at once if `kill`, else after a time to end by themselves; a second call does nothing."""
         self._loaders.close()
         self._processes.close(kill)
-        self._selector.close()
+        self._frames.close()
         self._wake_up.close()
         self._woken.close()
 
@@ -242,11 +254,10 @@ class WorkerGroup:
                 except OSError:  # `_receive` reports a dead rank by its number
                     break
 
-    def _wait_for_ranks(self, seconds: float) -> list[int]:
+    def _wait_for_ranks(self, seconds: float) -> Sequence[int]:
         """Waits for messages, or at most so long, or until `wake`; returns the ranks that sent one."""
-        ready = self._selector.select(seconds)
-        ranks = [key.data for key, _ in ready if key.data is not None]
-        if ready and not ranks:
+        ranks, is_woken = self._frames.wait(seconds)
+        if is_woken and not ranks:
             self._awake()
         return ranks
 
@@ -272,13 +283,11 @@ class WorkerGroup:
             raise Cancelled("The engine was closed.")
 
     def _receive(self, rank: int) -> Frame:
-        connection = self._connections[rank]
-        frame = receive(connection, lambda: self._wait_for(connection, select.POLLIN))
+        frame = self._frames.receive(rank)
         if frame is not None:
             return frame
         code = self._processes.exit_code(rank, REPORT_TIMEOUT)
         how = f"ended with exit code {code}"
         if code is None or code < 0:
             how = "closed its connection" if code is None else f"was killed by signal {-code}"
-        process_id = self._processes.process_ids[rank]
-        raise WorkerDied(f"Inference rank {rank} (process {process_id}) {how}; see its messages on stderr.")
+        raise WorkerDied(f"{self._name} {rank} (process {self.process_ids[rank]}) {how}; see its messages on stderr.")

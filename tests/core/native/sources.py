@@ -23,6 +23,7 @@ exec {compiler} "$@"
 
 def small_source(folder: Path, name: str = "small", number: int = 42) -> NativeSource:
     """Writes a library of two units and a header: `answer()` returns a number, `twice(x)` 2x."""
+    folder.mkdir(exist_ok=True)
     (folder / "number.h").write_text(f"#define NUMBER {number}\n")
     (folder / "answer.c").write_text(f'#include "number.h"\n{EXPORT} int answer(void) {{ return NUMBER; }}\n')
     (folder / "twice.c").write_text(f"{EXPORT} int twice(int x) {{ return FACTOR * x; }}\n")

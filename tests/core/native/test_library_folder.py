@@ -14,6 +14,7 @@ from tk.core.native.cache_folders import make_cache_folder
 from tk.core.native.library_folder import LibraryFolder
 from tk.core.native.trust import Untrusted
 from tk.tests.core.native.sources import MACHINE, CountingCompiler, plant, plant_bytes, small_source
+from tk.tests.open_files import open_files_under
 
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 STRANGER = 12345
@@ -45,6 +46,13 @@ def answer(source: NativeSource) -> int:
 
 def test_the_planted_library_is_loaded_where_nothing_is_wrong(source: NativeSource, planted: LibraryFolder) -> None:
     assert answer(source) == 666
+
+
+def test_only_the_first_load_of_a_file_keeps_it_open(tmp_path: Path, cache: Path) -> None:
+    sources = [small_source(tmp_path / name, name, number) for name, number in (("one", 1), ("two", 2))]
+    for _ in range(20):
+        assert list(map(answer, sources)) == [1, 2]
+    assert open_files_under(cache) == 2
 
 
 def test_a_file_that_cannot_be_read_does_not_stay_open(

@@ -80,6 +80,7 @@ def test_only_the_checkpoint_has_a_place() -> None:
         ("kv_dtype", 8),
         ("weight_dtype", 4),
         ("prefix_cache", "no"),
+        ("batch_invariant", 1),
         ("speculate", 2.5),
         ("speculate", None),
         ("draft", 4),

@@ -14,6 +14,7 @@ from ...options import MAX_HEAD_ROWS
 from ...program.adapters import RankAdapter
 from ...program.lower import Program
 from ...program.operations import Head, Multiply, Route
+from ...step.channel import Channel
 from ...step.running_plan import RunningPlan, spans_within
 from ...step.sampler_output import SamplerOutput
 from ...step.sampling_rows import SamplingRows
@@ -87,8 +88,8 @@ class ModelRunner(Backend):
             self.head_sizes = agreeing_sizes(head, weights.dtype, cache.device, MAX_HEAD_ROWS, tp)
 
     @torch.inference_mode()
-    def step(self, plan: RunningPlan, masks: Masks = no_masks) -> SamplerOutput | None:
-        """Computes a step, stores its keys and values; returns the sampler's output on rank 0, else None."""
+    def step(self, plan: RunningPlan, masks: Masks = no_masks, channel: Channel | None = None) -> SamplerOutput | None:
+        """Computes a step, stores its keys and values; returns and sends the sampler's output on rank 0, else None."""
         outputs, found, kept = [], None, list[Array]()
         for first, logits_RV in self._logits(plan):
             if self._tp.rank == 0:
@@ -99,7 +100,10 @@ class ModelRunner(Backend):
                 if plan.rows.have_candidates:
                     kept.append(logits)
         self._kept = (plan.rows, np.concatenate(kept)) if kept else None
-        return SamplerOutput.join(outputs) if outputs else None
+        output = SamplerOutput.join(outputs) if outputs else None
+        if channel is not None and output is not None:
+            channel.send_result(output)
+        return output
 
     def sample_again(self, masks: Array, rows: Array) -> SamplerOutput:
         """Samples the rows of the last step again, some of them with masks: see `Backend`."""

@@ -11,16 +11,19 @@ from .....parallel.grouped_products import fits_kernel, grouped_linear
 from .....parallel.row_groups import RowGroups
 from ...program.operations import AttendToCache, Norm, RotateAndAppend
 from ..aten.expert_products import ExpertRows
+from ..aten.prepared_weights import PreparedProduct
 from .append import HeadWeights, rotate_and_append
 from .attention import Spans
 from .paged_attention import LaunchedAttention, query_tiles
 from .rows import norms, samples
+from .rows.fixed_products import fixed_product
 from .rows.launched_products import FEW_ROWS, multiply_rows, multiply_tiles
 from .run.kernels import GpuKernels
 from .run.loaded_rank import LoadedRank
 from .step.device_tables import ExpertPairs, RowOptions, StepOnDevice
 
 _FEW_PAIRS: Final = 16  # of tokens and experts, whose rows are multiplied one by one
+_FIXED_TILE: Final = 16  # rows of products with weights in codes and with those of experts
 
 
 class TritonKernels(GpuKernels):
@@ -60,6 +63,10 @@ class TritonKernels(GpuKernels):
         """See `GpuKernels`."""
         return norms.gate(inner_TF, kind)
 
+    def product(self, x_TK: torch.Tensor, product: PreparedProduct) -> torch.Tensor:
+        """See `GpuKernels`."""
+        return product(x_TK)
+
     def coded_product(self, x_TK: torch.Tensor, weight: CodedWeight, bias_N: torch.Tensor | None) -> torch.Tensor:
         """See `GpuKernels`."""
         multiply = multiply_rows if len(x_TK) <= FEW_ROWS else multiply_tiles
@@ -92,10 +99,16 @@ class TritonKernels(GpuKernels):
 
     def attend(self, operation: AttendToCache, query_TF: torch.Tensor, step: StepOnDevice) -> torch.Tensor:
         """See `GpuKernels`."""
+        return self._attend(operation, query_TF, step, is_split=step.is_decoding)
+
+    def _attend(
+        self, operation: AttendToCache, query_TF: torch.Tensor, step: StepOnDevice, is_split: bool
+    ) -> torch.Tensor:
+        """Attends to the cache; `is_split`: by a program for each split of the keys, which spans of one token allow."""
         out_TF = self._attended[: len(query_TF)] if step.is_decoding else torch.empty_like(query_TF)
         spans = Spans(step.tiles, step.firsts, step.starts, step.lengths, step.tables, step.tables.stride(0))
         place = operation.layer, operation.window, query_TF, out_TF, spans
-        if step.is_decoding:
+        if is_split:
             self._attention.decode(*place, self._scratch)
         else:
             self._attention.attend(*place)
@@ -108,3 +121,30 @@ class TritonKernels(GpuKernels):
     def advance(self, columns: torch.Tensor, tables: torch.Tensor, sampled_R: torch.Tensor) -> None:
         """See `GpuKernels`."""
         samples.advance(columns, tables, sampled_R, self._cache.block_size)
+
+
+class FixedKernels(TritonKernels):
+    """`TritonKernels` whose rows have the same bits in any batch: `Job.batch_invariant`.
+
+    Every operation has one way, whatever the number of rows. Norms, gates and what stores keys have only one anyway.
+    """
+
+    def product(self, x_TK: torch.Tensor, product: PreparedProduct) -> torch.Tensor:
+        """See `GpuKernels`."""
+        return fixed_product(x_TK, product)
+
+    def coded_product(self, x_TK: torch.Tensor, weight: CodedWeight, bias_N: torch.Tensor | None) -> torch.Tensor:
+        """See `GpuKernels`."""
+        return multiply_tiles(x_TK, weight, bias_N, size=_FIXED_TILE)
+
+    def gated_coded_product(self, x_TK: torch.Tensor, weight: CodedWeight) -> torch.Tensor | None:
+        """See `GpuKernels`: never, as many rows are gated apart."""
+        return None
+
+    def expert_product(self, x_PD: torch.Tensor, rows: ExpertRows, pairs: ExpertPairs) -> torch.Tensor:
+        """See `GpuKernels`."""
+        return multiply_tiles(x_PD, rows, pairs=pairs, size=_FIXED_TILE)
+
+    def attend(self, operation: AttendToCache, query_TF: torch.Tensor, step: StepOnDevice) -> torch.Tensor:
+        """See `GpuKernels`: single tokens are attended as those of a prompt are."""
+        return self._attend(operation, query_TF, step, is_split=False)

@@ -13,7 +13,7 @@ from ...program.lower import Program
 from ...program.weights import LoadParams
 from ..aten.prepare import load_rank, runner_of
 from ..backend import Backend
-from .launches import TritonKernels
+from .launches import FixedKernels, TritonKernels
 from .run.assembly import assemble
 from .run.graphs import CudaGraphs, Recorder, RepeatedRuns
 from .run.loaded_rank import LoadedRank
@@ -30,7 +30,7 @@ def prepare(job: Job, program: Program, load: LoadParams) -> Backend:
         ConfigError: torch cannot use the GPU, the cache does not fit on it, or the kernels that are asked for fail
             their check.
     """
-    loaded = LoadedRank(program, *load_rank(job, program, load))
+    loaded = LoadedRank(program, *load_rank(job, program, load), is_fixed=job.batch_invariant)
     aten = runner_of(job, program, loaded.weights, loaded.cache, loaded.tp)
     try:
         found, reason = _checked(job, loaded, aten)
@@ -51,7 +51,7 @@ def _checked(job: Job, loaded: LoadedRank, aten: Backend) -> tuple[Backend, str]
     """Returns Triton's backend and the reason why it cannot serve, "" if it can."""
     device = loaded.cache.device
     recorder: Recorder = CudaGraphs() if device.type == "cuda" else RepeatedRuns()
-    made = assemble(job, loaded, TritonKernels, recorder)
+    made = assemble(job, loaded, FixedKernels if loaded.is_fixed else TritonKernels, recorder)
     if job.num_blocks < ceil_div(LONGEST, job.block_size):
         return made, ""  # no room for the check, nor for a prompt of that length
     return made, why_not_serve(made, aten, job.dtype, loaded.program.vocab_size, job.block_size)

@@ -1,6 +1,6 @@
 """The check of the backend before it serves: a prompt and steps behind it, beside the ATen backend on the same rank."""
 
-from dataclasses import fields
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -14,6 +14,9 @@ from ..sampler.sampler import run_sampler
 MOST: Final = {"fp32": 1e-3, "fp16": 0.02, "bf16": 0.05}  # by dtype: the distance of logits, relative to their norm
 _TOKENS: Final = 20  # of the prompt
 _STEPS: Final = 2
+_ONE: Final = np.ones(1, np.float32)
+# The options of the rows that are sampled: without filters, and with.
+_SAMPLES: Final = ({"top_p": _ONE}, {"top_k": np.full(1, 8, np.int32), "top_p": _ONE / 2})
 LONGEST: Final = _TOKENS + _STEPS  # tokens of the sequence
 
 
@@ -36,10 +39,12 @@ def why_not_serve(ours: Backend, theirs: Backend, dtype: str, vocab_size: int, b
         if not distance <= MOST[dtype]:  # NaN, too
             what = "of a prompt" if plan is prompt else "behind a prompt"
             return f"the logits {what} differ from ATen's by {distance:.2g} of their norm"
-        sampled = ours.step(plan)
-        assert sampled is not None, "every rank samples"
-        if not np.array_equal(sampled.token_ids, run_sampler(ours_RV, plan.rows).token_ids):
-            return "its sampler chooses other tokens than the host's"
+        for options in _SAMPLES:
+            rows = replace(plan.rows, **options)
+            sampled = ours.step(replace(plan, rows=rows))
+            assert sampled is not None, "every rank samples"
+            if not np.array_equal(sampled.token_ids, run_sampler(ours_RV, rows).token_ids):
+                return "its sampler chooses other tokens than the host's"
     return ""
 
 
@@ -59,5 +64,4 @@ def _plan(tokens: Array, first: int, block_size: int) -> RunningPlan:
 
 def _sample(token: int) -> SamplingRows:
     rows = SamplingRows.scoring(np.array([[token, -1, -1]], np.int32))
-    changed = {"temperature": np.ones(1, np.float32), "top_p": np.ones(1, np.float32)}
-    return SamplingRows(**{f.name: changed.get(f.name, getattr(rows, f.name)) for f in fields(rows)})
+    return replace(rows, temperature=_ONE)

@@ -165,6 +165,15 @@ class ScheduledChunk:
         return self.start + self.length - len(self.proposals)
 
     @property
+    def sure(self) -> tuple[int, ...]:
+        """The proposals if nothing depends on logits before the last of them; then no others are computed.
+
+        A constraint forces them, and neither log-probabilities nor counts of tokens are wanted of them.
+        """
+        is_sure = self.source is Source.CONSTRAINT and self.sample.output.has_candidates
+        return self.proposals if is_sure and not self.sample.request.params.has_penalties else ()
+
+    @property
     def is_last(self) -> bool:
         """Whether the step reaches the sample's last token, after which a new one is chosen."""
         return self.stop == self.sample.num_tokens

@@ -38,7 +38,9 @@ def test_the_model_is_described_as_it_will_be_served(model_folder: Callable[[str
 
 def test_a_worker_gets_the_decisions(model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3,1")
-    options = EngineOptions(model_folder("grouped"), kv_blocks=8, dtype="bf16", max_batched_tokens=96, kernels="aten")
+    options = EngineOptions(
+        model_folder("grouped"), kv_blocks=8, dtype="bf16", max_batched_tokens=96, kernels="aten", batch_invariant=True
+    )
     source = ModelSource.open(options)
     assert source.job() == Job(
         checkpoint=str(options.checkpoint),
@@ -54,6 +56,7 @@ def test_a_worker_gets_the_decisions(model_folder: Callable[[str], Path], monkey
         fingerprint=source.checkpoint.folder.fingerprint,
         weight_dtype="bf16",
         max_model_len=source.info.max_model_len,
+        batch_invariant=True,
     )
 
 

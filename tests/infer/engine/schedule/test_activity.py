@@ -1,6 +1,7 @@
 """Counts of tokens, against a clock of the test."""
 
 from tk.infer.engine.schedule.activity import Activity
+from tk.infer.engine.schedule.samples.sample import Source
 from tk.tests.clock import Clock
 
 
@@ -41,3 +42,24 @@ def test_the_hit_rate_is_over_all_prompts() -> None:
     activity.admit(num_prompt=100, num_cached=0)
     activity.admit(num_prompt=300, num_cached=100)
     assert activity.hit_rate == 0.25
+
+
+def test_gains_are_the_proposals_of_the_last_ten_seconds() -> None:
+    clock = Clock(100.5)
+    activity = Activity(clock)
+    assert activity.gains() == (0.0, 0.0)
+    for second in range(20):
+        clock.now = 101.0 + second
+        activity.step(num_prompt=0)
+        activity.propose(Source.DRAFT, 4)
+        activity.propose(Source.CONSTRAINT, 2)
+        kept = 3 if second >= 10 else 0
+        for source in [*[Source.DRAFT] * kept, *[Source.CONSTRAINT] * 2]:
+            activity.accept(source)
+        for _ in range(1 + kept + 2):
+            activity.new_token()
+    share, tokens = activity.gains()
+    assert share == 3 / 4, "forced tokens are sure, and no proposals of a draft"
+    assert tokens == 6, "three of the draft, two that were forced and one that was chosen"
+    clock.now = 141.0
+    assert activity.gains() == (0.0, 0.0)

@@ -67,7 +67,7 @@ def step(request: LiveRequest, token: int, index: int = 0) -> bool:
     sample = request.samples[index]
     assert request.begin_chunk(ScheduledChunk(sample, 0, sample.num_tokens), 0) == []
     sample.output.tokens.append(-1)
-    return request.add_token(sample, sample.num_tokens - 1, chosen(token), 0)
+    return request.add_token(sample, sample.num_tokens - 1, token, chosen(token), 0)
 
 
 def test_samples_share_all_but_their_index() -> None:
@@ -135,7 +135,7 @@ def test_the_prompt_is_scored_where_that_was_asked_for() -> None:
     for row, token in zip(rows, (2, 3), strict=True):
         request.add_score(row, chosen(token), 0)
     sample.output.tokens.append(-1)
-    request.add_token(sample, 3, chosen(5), 0)
+    request.add_token(sample, 3, 5, chosen(5), 0)
     request.deliver()
     top = (TopLogprob(8, -0.25, b""),)
     scores = (TokenLogprob(1, None, 0, b""), TokenLogprob(2, -0.5, 2, b"", top), TokenLogprob(3, -0.5, 2, b"", top))
@@ -154,7 +154,7 @@ def test_scores_of_a_long_prompt_are_sent_as_they_are_computed() -> None:
         long.deliver()
         seen.append(len(events))
     sample.output.tokens.append(-1)
-    long.add_token(sample, 700, chosen(5), 0)
+    long.add_token(sample, 700, 5, chosen(5), 0)
     long.deliver()
     begin, second, third, *rest = events
     assert seen == [0, 0, 1, 1, 1, 2, 2], "each as soon as it has 256 entries"

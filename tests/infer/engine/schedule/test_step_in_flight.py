@@ -12,9 +12,9 @@ from tk.core.errors import CheckpointError, InvalidRequest
 from tk.infer.engine.grammar.grammar import Matcher
 from tk.infer.engine.options import MAX_HEAD_ROWS
 from tk.infer.engine.request.events import Delta, Event, Failed, Started
-from tk.infer.engine.schedule.live_request import LiveRequest
+from tk.infer.engine.schedule.live_request import LiveRequest, has_candidates
 from tk.infer.engine.schedule.live_table import LiveTable
-from tk.infer.engine.schedule.samples.sample import UNKNOWN, Status
+from tk.infer.engine.schedule.samples.sample import UNKNOWN, Source, Status
 from tk.infer.engine.schedule.scheduler import Scheduler
 from tk.infer.engine.schedule.step_in_flight import StepInFlight, WantedRow, prepare_step
 from tk.infer.engine.schedule.waiting.admission import Limits
@@ -60,12 +60,15 @@ class Steps:
                 sample.request = request.request
             self.table.add(request)
 
-    def step(self, proposals: tuple[int, ...] = ()) -> StepInFlight:
+    def step(self, proposals: tuple[int, ...] = (), source: Source = Source.TEXT) -> StepInFlight:
         """Prepares and records a step, of which each sample has these proposals."""
         planned = self.table.schedule()
         assert planned is not None
         more = len(proposals)
-        planned = [(replace(chunk, length=chunk.length + more, proposals=proposals), each) for chunk, each in planned]
+        planned = [
+            (replace(chunk, length=chunk.length + more, proposals=proposals, source=source), each)
+            for chunk, each in planned
+        ]
         step = prepare_step(planned, self.table.batch)
         self.table.record_step(step)
         return step
@@ -142,6 +145,43 @@ def test_a_proposal_counts_if_all_before_it_came_true(came_true: int, taken: lis
     expected = [*taken[:came_true], 3] if came_true < 2 else taken
     assert sample.output.tokens == [4, *expected]
     assert sample.output.num_accepted == came_true
+
+
+@pytest.mark.parametrize(
+    ("most", "options", "taken"),
+    [
+        (9, {}, [4, 5, 6, 7]),
+        (3, {}, [4, 5, 6]),
+        (9, {"stop_token_ids": (6,)}, [4, 5, 6]),
+    ],
+)
+def test_sure_tokens_come_with_the_row_behind_them(most: int, options: dict[str, Any], taken: list[int]) -> None:
+    request = live(max_new_tokens=most, **options)
+    steps, [sample] = Steps(request), request.samples
+    sample.output.has_candidates = True
+    [first] = steps.step().rows
+    steps.table.add_token(first, chosen(4), 0)
+    step = steps.step((5, 6), Source.CONSTRAINT)
+    [row] = step.rows
+    assert (row.position, row.sure) == (len(PROMPT) + 1, (5, 6))
+    message = decode_message(step.message)
+    assert isinstance(message, StepMessage)
+    _, start, length, _, number, num_rows, *_ = message.spans[0].tolist()
+    assert (start, length, number, num_rows) == (len(PROMPT), 3, 3, 1), "the fourth new token is sampled"
+    steps.table.add_token(row, chosen(7), 0)
+    assert sample.output.tokens == taken
+    assert sample.num_computed == (len(PROMPT) + 3 if len(taken) == 4 else 0), "one that has ended has no blocks"
+    assert (sample.status is Status.FINISHED) == (len(taken) == 3)
+    assert request.is_over == (len(taken) == 3)
+
+
+@pytest.mark.parametrize("params", [{"logprobs": 0}, {"presence_penalty": 0.5}])
+def test_forced_tokens_whose_logits_are_wanted_have_rows_of_their_own(params: dict[str, Any]) -> None:
+    request = live(**params)
+    steps, [sample] = Steps(request), request.samples
+    sample.output.has_candidates = has_candidates(request.request.params)
+    steps.table.add_token(steps.step().rows[0], chosen(4), 0)
+    assert [row.proposal for row in steps.step((5, 6), Source.CONSTRAINT).rows] == [None, 5, 6]
 
 
 def _row(request: LiveRequest) -> WantedRow:

@@ -30,7 +30,7 @@ def code_of(call: Any, request: Any, **how: Any) -> str:
 
 
 def test_the_load_has_the_state_and_the_engines_numbers(admin: Any, engine: FakeEngine) -> None:
-    engine.statistics.load_now = EngineLoad(1, 2, 3, 9, 4, 3, 2, 0.25, 100.5, 7.5)
+    engine.statistics.load_now = EngineLoad(1, 2, 3, 9, 4, 3, 2, 0.25, 100.5, 7.5, 0.5, 1.25, 2**33, 2**34)
     load = admin.GetLoad(pb.GetLoadRequest(), timeout=WAIT_SECONDS)
     seen = {field.name: getattr(load, field.name) for field in load.DESCRIPTOR.fields}
     assert seen == {"state": pb.STATE_SERVING, **asdict(engine.statistics.load_now)}

@@ -1,4 +1,4 @@
-"""Kernels that choose the tokens of plain rows, and that move a step of single tokens on to the next.
+"""Kernels that choose the tokens of rows, and that move a step of single tokens on to the next.
 
 The noise has the bits of `sampler/philox.py`, and the logarithm is that of `sampler/exact_math.py`: fixed chains of
 IEEE operations. Launches therefore set `enable_fp_fusion=False`: a fused product has other bits.
@@ -15,6 +15,7 @@ import triton.language as tl
 
 from ......core.integers import ceil_div
 from ..step.device_tables import RowOptions
+from .filters import TILE, find_cuts, is_before, score_of
 
 _LOWEST: Any = tl.constexpr(-float("inf"))
 _NO_TOKEN: Any = tl.constexpr(0x7FFFFFFF)
@@ -30,29 +31,37 @@ class SampleShape:
         vocab: the logits of a row.
         draws: those of a block.
         num_blocks, blocks: the blocks of a row, and the next power of two.
+        tile: the tokens that filters read at once.
+        bound: what rounds weights (see `sampler/exact_math.py`).
     """
 
     vocab: int
     draws: int
     num_blocks: int
     blocks: int
+    tile: int
+    bound: float
 
     @staticmethod
     def of(vocab: int) -> "SampleShape":
         """Returns the blocks of a vocabulary."""
         draws = max(_FEWEST_DRAWS, int(triton.next_power_of_2(ceil_div(vocab, 4 * _MOST_BLOCKS))))
         num_blocks = ceil_div(vocab, 4 * draws)
-        return SampleShape(vocab, draws, num_blocks, int(triton.next_power_of_2(num_blocks)))
+        blocks = int(triton.next_power_of_2(num_blocks))
+        return SampleShape(vocab, draws, num_blocks, blocks, TILE, 2.0 ** vocab.bit_length())
 
 
 class OptionColumns(NamedTuple):
-    """The columns of `RowOptions` as kernels see them."""
+    """The columns of `RowOptions` that kernels read."""
 
     temperature: Any
     seed_low: Any
     seed_high: Any
     sample_index: Any
     new_number: Any
+    top_k: Any
+    top_p: Any
+    min_p: Any
 
 
 class BlockBests(NamedTuple):
@@ -139,8 +148,10 @@ def largest_logits_kernel(logits: tl.tensor, found: tl.tensor, S: tl.constexpr) 
 
 
 @triton.jit
-def noisy_scores_kernel(logits: tl.tensor, settings: tl.tensor, found: tl.tensor, S: tl.constexpr) -> None:
-    """Finds a block's best score with noise, if its row is not greedy; programs: (row, block)."""
+def noisy_scores_kernel(
+    logits: tl.tensor, settings: tl.tensor, cuts: tl.tensor, found: tl.tensor, S: tl.constexpr
+) -> None:
+    """Finds a block's best score with noise among the kept, if its row is not greedy; programs: (row, block)."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(settings.temperature + row)
     if temperature > 0:
@@ -149,11 +160,15 @@ def noisy_scores_kernel(logits: tl.tensor, settings: tl.tensor, found: tl.tensor
         largest = tl.max(tl.load(at, mask=every < S.num_blocks, other=_LOWEST), axis=0)
         draws = block * S.draws + tl.arange(0, S.draws)[:, None]
         tokens = draws * 4 + tl.arange(0, 4)[None, :]
-        scores = tl.load(logits + row * S.vocab + tokens, mask=tokens < S.vocab, other=_LOWEST) - largest
-        if temperature != 1:
-            scores = tl.div_rn(scores, tl.zeros_like(scores) + temperature)
+        x = tl.load(logits + row * S.vocab + tokens, mask=tokens < S.vocab, other=_LOWEST)
+        scores = score_of(x, largest, temperature)
+        key = tl.load(cuts.key + row).to(tl.uint32, bitcast=True)
+        _, is_kept = is_before(scores, tokens, key, tl.load(cuts.last + row))
+        min_p = tl.load(settings.min_p + row)
+        if min_p > 0:
+            is_kept &= scores.to(tl.float64) >= log(min_p.to(tl.float64))
         noise = 0.0 - log(0.0 - log(uniform(draws, row, settings)))
-        totals = tl.where(scores > _LOWEST, scores.to(tl.float64) + noise, _LOWEST)
+        totals = tl.where(is_kept, scores.to(tl.float64) + noise, _LOWEST)
         best, token = _first_best(totals, tokens)
         tl.store(found.scores + row * S.num_blocks + block, best)
         tl.store(found.tokens + row * S.num_blocks + block, token)
@@ -208,12 +223,11 @@ def sample(logits_RV: torch.Tensor, options: RowOptions) -> torch.Tensor:
         torch.empty(size, dtype=torch.int32, device=device),
         torch.empty(size, dtype=torch.int32, device=device),
     )
-    columns = OptionColumns(
-        options.temperature, options.seed_low, options.seed_high, options.sample_index, options.new_number
-    )
+    columns = OptionColumns(*(options.columns[name] for name in OptionColumns._fields))
     result = torch.empty(2, num_rows, dtype=torch.int32, device=device)
     largest_logits_kernel[size](logits_RV, found, shape, enable_fp_fusion=False)
-    noisy_scores_kernel[size](logits_RV, columns, found, shape, enable_fp_fusion=False)
+    cuts = find_cuts(logits_RV, columns, found.largest, shape)
+    noisy_scores_kernel[size](logits_RV, columns, cuts, found, shape, enable_fp_fusion=False)
     choose_kernel[(num_rows,)](found, result, num_rows, shape, enable_fp_fusion=False)
     return result
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 
 from ......model.rope import Rotation, rotation
-from ......parallel.collectives import all_gather, all_reduce
+from ......parallel.collectives import all_gather, all_reduce, tree_sum
 from ......parallel.wide_sums import embedding
 from ....program.lower import Program
 from ....program.operations import (
@@ -28,7 +28,7 @@ from ....program.operations import (
     SampleTokens,
 )
 from ...aten.experts import Routing, choose_experts, sigmoid
-from ...aten.prepared_weights import CodedProduct, PreparedWeights
+from ...aten.prepared_weights import CodedProduct, PreparedProduct, PreparedWeights
 from ..step.device_tables import StepOnDevice
 from .experts import run_experts
 from .kernels import GpuKernels
@@ -65,7 +65,10 @@ class GpuDecoder:
     def __init__(self, loaded: LoadedRank, kernels: GpuKernels, max_positions: int) -> None:
         program, weights = loaded.program, loaded.weights
         self._program, self._weights, self._kernels, self._tp = program, weights, kernels, loaded.tp
+        self._is_fixed = loaded.is_fixed
         self._products = weights.products(program)
+        names = {each.gate for each in program.operations if isinstance(each, Reduce) and each.gate}
+        self._gates = {name: PreparedProduct((weights[name].float().view(1, -1),), 0, None) for name in names}
         self._rotary = _rotary_tables(program, weights, max_positions)
         self._before_swiglu = frozenset(
             first.matrix.name
@@ -108,7 +111,7 @@ class GpuDecoder:
                 if "gated" not in buffers:
                     buffers["gated"] = self._kernels.gate(buffers.pop("inner"), operation.kind)
             case Route():
-                scores_TE = self._products[operation.matrix.name](buffers["normed"])
+                scores_TE = self._multiply(operation.matrix.name, buffers["normed"])
                 bias_E = self._weights[operation.bias] if operation.bias else None
                 rows.routing = choose_experts(scores_TE, operation, bias_E)
             case RunExperts():
@@ -151,17 +154,18 @@ class GpuDecoder:
         product = self._products[name]
         if isinstance(product, CodedProduct):
             return self._kernels.coded_product(x_TD, product.weight, product.bias)
-        return product(x_TD)
+        return self._kernels.product(x_TD, product)
 
     def _reduce(self, operation: Reduce, rows: _RowsUnderway) -> None:
         """Sums partial over ranks, and leaves the addition to the norm that follows."""
         if rows.added is not None:  # of the experts beside which a shared one runs
             self._add(rows)
         partial_TD = rows.buffers.pop("partial")
-        sum_TD = all_reduce(partial_TD, self._tp)
+        # NCCL chooses the order of a sum by its size.
+        sum_TD = tree_sum(all_gather(partial_TD, self._tp)) if self._is_fixed else all_reduce(partial_TD, self._tp)
         if operation.gate:
-            scores_TD = rows.buffers["normed"].float() * self._weights[operation.gate].float()
-            sum_TD = (sum_TD.float() * sigmoid(scores_TD.sum(dim=-1, keepdim=True))).to(sum_TD.dtype)
+            scores_T1 = self._kernels.product(rows.buffers["normed"], self._gates[operation.gate])
+            sum_TD = (sum_TD.float() * sigmoid(scores_T1)).to(sum_TD.dtype)
         rows.added = sum_TD, operation.bias
 
     def _add(self, rows: _RowsUnderway) -> None:

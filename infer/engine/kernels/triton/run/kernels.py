@@ -13,6 +13,7 @@ from ......model.rope import Rotation
 from ......parallel.coded_weight import CodedWeight
 from ....program.operations import AttendToCache, Norm, RotateAndAppend
 from ...aten.expert_products import ExpertRows
+from ...aten.prepared_weights import PreparedProduct
 from ..step.device_tables import ExpertPairs, RowOptions, StepOnDevice
 
 
@@ -27,6 +28,9 @@ class GpuKernels(Protocol):
 
     def gate(self, inner_TF: torch.Tensor, kind: str) -> torch.Tensor:
         """Returns the activation of inner (see `Gate`): [T, 2 I] or [T, I] -> [T, I]."""
+
+    def product(self, x_TK: torch.Tensor, product: PreparedProduct) -> torch.Tensor:
+        """Returns the product with a weight in floats: [T, K] -> [T, N]."""
 
     def coded_product(self, x_TK: torch.Tensor, weight: CodedWeight, bias_N: torch.Tensor | None) -> torch.Tensor:
         """Returns the product with a quantized weight: [T, K] -> [T, N]."""

@@ -17,9 +17,11 @@ class LoadedRank:
         weights: all parameters of these.
         cache: the KV cache.
         tp: the tensor-parallel group.
+        is_fixed: whether rows have the same bits in any batch: see `Job.batch_invariant`.
     """
 
     program: Program
     weights: PreparedWeights
     cache: KVCache
     tp: Group
+    is_fixed: bool = False

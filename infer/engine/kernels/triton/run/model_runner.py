@@ -1,6 +1,6 @@
 """The backend on a GPU: graphs for steps of single tokens, launches of kernels for all others, tokens chosen there.
 
-Rows that the device cannot sample (see `SamplingRows.are_plain`) go through the host's sampler.
+Rows that the device does not sample (see `SamplingRows.are_plain`) go through the host's sampler.
 """
 
 from collections.abc import Iterator, Mapping
@@ -54,8 +54,8 @@ class TritonRunner(Backend):
         self._known: Array | None = None  # the tokens of the last step, which the device has in the next one's columns
 
     @torch.inference_mode()
-    def step(self, plan: RunningPlan, masks: Masks = no_masks) -> SamplerOutput:
-        """Computes a step, stores its keys and values; returns the sampler's output."""
+    def step(self, plan: RunningPlan, masks: Masks = no_masks, channel: Channel | None = None) -> SamplerOutput:
+        """Computes a step, stores its keys and values; returns and sends the sampler's output."""
         plain = plan.rows.are_plain
         self._host_rows.begin(plan.rows)
         outputs, found = [], None
@@ -67,6 +67,8 @@ class TritonRunner(Backend):
                 found = masks()
             outputs.append(self._host_rows.output(rows, others, *copy.wait(), found))
         output = SamplerOutput.join(outputs)
+        if channel is not None:
+            channel.send_result(output)
         self._known = output.token_ids if self._graphs.takes(plan) and plain.all() else None
         return output
 

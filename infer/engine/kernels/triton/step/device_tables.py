@@ -8,7 +8,7 @@ import torch
 
 from ......core.casts import Array
 from ......parallel.streams import sent
-from .step_columns import DECODE_COLUMNS, ROW_COLUMNS
+from .step_columns import DECODE_COLUMNS, FLOAT_COLUMNS, ROW_COLUMNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,32 +16,21 @@ class RowOptions:
     """The options of rows that the device samples.
 
     Attributes:
-        temperature: fp32 [R]; greedy at 0.
-        seed_low, seed_high: the halves of the seeds, the bits of which are unsigned, int32 [R].
-        sample_index, new_number: the counters of the noise, int32 [R].
+        columns: ROW_COLUMNS by name, [R] each: options in fp32 or int32, the counters of the noise and the halves of
+            the seeds, whose bits are unsigned, in int32.
     """
 
-    temperature: torch.Tensor
-    seed_low: torch.Tensor
-    seed_high: torch.Tensor
-    sample_index: torch.Tensor
-    new_number: torch.Tensor
+    columns: Mapping[str, torch.Tensor]
 
     @staticmethod
     def of(columns: Mapping[str, torch.Tensor]) -> "RowOptions":
         """Returns the options in ROW_COLUMNS of 32 bits."""
-        temperature, *others = (columns[name] for name in ROW_COLUMNS)
-        return RowOptions(temperature.view(torch.float32), *others)
+        found = {name: columns[name] for name in ROW_COLUMNS}
+        return RowOptions(found | {name: found[name].view(torch.float32) for name in FLOAT_COLUMNS})
 
     def part(self, rows: slice) -> "RowOptions":
         """Returns the options of some rows."""
-        return RowOptions(
-            self.temperature[rows],
-            self.seed_low[rows],
-            self.seed_high[rows],
-            self.sample_index[rows],
-            self.new_number[rows],
-        )
+        return RowOptions({name: each[rows] for name, each in self.columns.items()})
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,15 @@ import numpy as np
 
 from ......core.casts import Array
 from ....step.running_plan import RunningPlan
-from ....step.sampling_rows import SamplingRows
+from ....step.sampling_rows import OPTION_COLUMNS, SamplingRows
 
 TOKEN_COLUMNS: Final = ("tokens", "positions", "slots")
-ROW_COLUMNS: Final = ("temperature", "seed_low", "seed_high", "sample_index", "new_number")
+# All options of samplers are sent, although the device takes no penalties: a row has some 50 bytes.
+ROW_COLUMNS: Final = (
+    *("temperature", "seed_low", "seed_high", "sample_index", "new_number"),
+    *(name for name in OPTION_COLUMNS if name != "temperature"),
+)
+FLOAT_COLUMNS: Final = tuple(name for name, dtype in OPTION_COLUMNS.items() if dtype == "<f4")  # of these
 DECODE_COLUMNS: Final = (*TOKEN_COLUMNS, *ROW_COLUMNS)  # of a step whose spans have one token each, which is a row
 NOWHERE: Final = -1  # the position and the slot of padding: it stores nothing and sees nothing
 
@@ -53,10 +58,11 @@ def _token_columns(plan: RunningPlan) -> dict[str, Array]:
 def row_columns(rows: SamplingRows) -> dict[str, Array]:
     """Returns ROW_COLUMNS, each of 32 bits [R]: floats and the halves of seeds as their bits."""
     halves = np.ascontiguousarray(rows.seed, "<u8").view(np.int32).reshape(-1, 2)
+    options = {name: np.ascontiguousarray(getattr(rows, name), dtype) for name, dtype in OPTION_COLUMNS.items()}
     return {
-        "temperature": np.ascontiguousarray(rows.temperature, "<f4").view(np.int32),
         "seed_low": halves[:, 0],
         "seed_high": halves[:, 1],
         "sample_index": rows.sample_index,
         "new_number": rows.new_number,
+        **{name: each.view(np.int32) for name, each in options.items()},
     }

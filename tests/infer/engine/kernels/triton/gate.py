@@ -31,6 +31,8 @@ MOST_SHARED: Final = 99 * 1024  # bytes: the least that a card of these capabili
 PACKAGE: Final = Path(append.__file__).parent
 CUOBJDUMP: Final = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
+_PRODUCTS: Final = re.compile(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)\S*")
+
 Case = Callable[[], object]
 
 
@@ -45,6 +47,7 @@ class Footprint:
         registers: those of a thread.
         stack: the bytes of a thread's stack: what did not fit into registers.
         shared: the bytes of shared memory of a block.
+        products: the instructions of tensor cores that it has, in the order of their names, as PTX writes them.
     """
 
     case: str
@@ -54,6 +57,7 @@ class Footprint:
     registers: int
     stack: int
     shared: int
+    products: str = ""
 
     @property
     def fits(self) -> bool:
@@ -116,6 +120,7 @@ def _compiled(case: str, source: Any, options: Any, capability: int) -> Footprin
         usage["REG"],
         usage["STACK"],
         made.metadata.shared,
+        " ".join(sorted(set(_PRODUCTS.findall(made.asm["ptx"])))),
     )
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from tk.core.casts import Array
 from tk.infer.engine.kernels.aten.expert_products import ExpertRows
 from tk.infer.engine.kernels.aten.paged_attention import PagedAttention
-from tk.infer.engine.kernels.aten.prepared_weights import CodedProduct
+from tk.infer.engine.kernels.aten.prepared_weights import CodedProduct, PreparedProduct
 from tk.infer.engine.kernels.sampler.numpy_sampler import sample
 from tk.infer.engine.kernels.step_tensors import StepTensors
 from tk.infer.engine.kernels.triton.run.loaded_rank import LoadedRank
@@ -47,6 +47,10 @@ class ReferenceKernels:
     def gate(self, inner_TF: torch.Tensor, kind: str) -> torch.Tensor:
         """See `Kernels`."""
         return swiglu(inner_TF) if kind == "swiglu" else gelu_new(inner_TF)
+
+    def product(self, x_TK: torch.Tensor, product: PreparedProduct) -> torch.Tensor:
+        """See `Kernels`."""
+        return product(x_TK)
 
     def coded_product(self, x_TK: torch.Tensor, weight: CodedWeight, bias_N: torch.Tensor | None) -> torch.Tensor:
         """See `Kernels`."""
@@ -108,14 +112,9 @@ class ReferenceKernels:
     def sample(self, logits_RV: torch.Tensor, options: RowOptions) -> torch.Tensor:
         """See `Kernels`."""
         rows = pack([SamplingRow(token=row) for row in range(len(logits_RV))])
-        seeds = np.stack([options.seed_low.numpy(), options.seed_high.numpy()], axis=1)
-        rows = replace(
-            rows,
-            temperature=options.temperature.numpy(),
-            seed=np.ascontiguousarray(seeds).view(np.uint64)[:, 0],
-            sample_index=options.sample_index.numpy(),
-            new_number=options.new_number.numpy(),
-        )
+        columns = {name: each.numpy() for name, each in options.columns.items()}
+        seeds = np.stack([columns.pop("seed_low"), columns.pop("seed_high")], axis=1)
+        rows = replace(rows, seed=np.ascontiguousarray(seeds).view(np.uint64)[:, 0], **columns)
         output = sample(logits_RV.numpy(), rows)
         return torch.from_numpy(np.stack([output.token_ids, output.finite.astype(np.int32)]))
 

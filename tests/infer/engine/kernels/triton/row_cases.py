@@ -7,10 +7,12 @@ from typing import Final
 import torch
 
 from tk.core.quantization import Grouping
+from tk.infer.engine.kernels.triton.rows.fixed_products import multiply_fixed
 from tk.infer.engine.kernels.triton.rows.launched_products import multiply_rows, multiply_tiles
 from tk.infer.engine.kernels.triton.rows.norms import add_norm, gate
 from tk.infer.engine.kernels.triton.rows.samples import advance, sample
 from tk.infer.engine.kernels.triton.step.device_tables import ExpertPairs, RowOptions
+from tk.infer.engine.kernels.triton.step.step_columns import DECODE_COLUMNS, FLOAT_COLUMNS, ROW_COLUMNS
 from tk.parallel.coded_weight import CodedWeight
 
 META: Final = torch.device("meta")
@@ -46,11 +48,18 @@ def _products(bits: int, dtype: torch.dtype = torch.bfloat16) -> None:
     multiply_tiles(x_MK, weight, pairs=pairs, size=64)
 
 
+def _fixed(dtype: torch.dtype) -> None:
+    weight_NK, bias_N = _empty(INNER, HIDDEN, dtype=dtype), _empty(INNER, dtype=dtype)
+    for rows in (1, 512):
+        multiply_fixed(_empty(rows, HIDDEN, dtype=dtype), weight_NK, bias_N)
+
+
 def _samples() -> None:
-    temperature, *numbers = _empty(ROWS, dtype=torch.float32), *[_empty(ROWS, dtype=torch.int32)] * 4
-    sample(_empty(ROWS, VOCAB, dtype=torch.float32), RowOptions(temperature, *numbers))
-    columns, tables = _empty(8, ROWS, dtype=torch.int32), _empty(ROWS, 256, dtype=torch.int32)
-    advance(columns, tables, numbers[0], 32)
+    number, share = (_empty(ROWS, dtype=dtype) for dtype in (torch.int32, torch.float32))
+    columns = {name: share if name in FLOAT_COLUMNS else number for name in ROW_COLUMNS}
+    sample(_empty(ROWS, VOCAB, dtype=torch.float32), RowOptions(columns))
+    decoding, tables = (_empty(*shape, dtype=torch.int32) for shape in ((len(DECODE_COLUMNS), ROWS), (ROWS, 256)))
+    advance(decoding, tables, number, 32)
 
 
 CASES: Final[dict[str, Callable[[], object]]] = {
@@ -58,5 +67,7 @@ CASES: Final[dict[str, Callable[[], object]]] = {
     "products of int8": partial(_products, 8),
     "products of int4": partial(_products, 4),
     "products of experts": partial(_products, 0),
+    "fixed products": partial(_fixed, torch.bfloat16),
+    "fixed products, fp32": partial(_fixed, torch.float32),
     "samples": _samples,
 }

@@ -34,11 +34,13 @@ def runners(
     weight_dtype: str = "auto",
     make_kernels: Any = ReferenceKernels,
     tp: Group = ALONE,
+    is_fixed: bool = False,
     **sizes: int,
 ) -> tuple[TritonRunner, ModelRunner, PretendedGraphs]:
     """Returns a runner with pretended graphs, one of ATen's with the same weights, each with its cache; and the graphs.
 
     Args:
+        is_fixed: whether rows have the same bits in any batch.
         sizes: further fields of the job.
     """
     checkpoint = Checkpoint.open(folder)
@@ -57,6 +59,6 @@ def runners(
         return KVCache(*shape, kv_dtype, job.num_twins, torch.device("cpu"))
 
     graphs = PretendedGraphs()
-    loaded = LoadedRank(program, weights, cache(), tp)
+    loaded = LoadedRank(program, weights, cache(), tp, is_fixed)
     made = assemble(job, loaded, lambda *parts: graphs.kernels(make_kernels(*parts)), graphs)
     return made, ModelRunner(program, weights, cache(), tp, job.max_batched_tokens), graphs

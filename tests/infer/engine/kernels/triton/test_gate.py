@@ -17,6 +17,7 @@ from tk.tests.infer.engine.kernels.triton.gate import CAPABILITIES, Footprint, k
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[5]
+BF16_PRODUCT = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
 MOST_SECONDS = 120  # of a core, for each version
 
 
@@ -49,6 +50,10 @@ def test_every_kernel_compiles_within_its_limits() -> None:
         assert {each.capability for each in footprints} == set(CAPABILITIES)
         assert {each.kernel for each in footprints} == kernels_of_the_package()
         assert [f"Triton {version}: {each}" for each in footprints if not each.fits] == []
+        # Tiles of any size take one instruction: with the order of columns it fixes the bits of `--batch-invariant`.
+        for case, expected in (("fixed products", [BF16_PRODUCT]), ("fixed products, fp32", [""])):
+            fixed = [each for each in footprints if each.case == case and each.kernel == "fixed_product_kernel"]
+            assert sorted({each.products for each in fixed}) == expected, "for few rows, for many, and on every card"
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -5,11 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tk.infer.engine.kernels.triton.launches import TritonKernels
+from tk.infer.engine.job import Job
+from tk.infer.engine.kernels.batch_check import ProbedSequence, why_not_invariant
+from tk.infer.engine.kernels.triton.launches import FixedKernels, TritonKernels
 from tk.tests.infer.engine.kernels.aten.test_devices import steps
 from tk.tests.infer.engine.kernels.triton.run.test_model_runner import ROWS, decoded
 from tk.tests.infer.engine.kernels.triton.runners import runners
-from tk.tests.model.architectures import ENTRIES
+from tk.tests.model.architectures import ENTRIES, VOCAB
 
 pytestmark = [pytest.mark.triton, pytest.mark.timeout(900)]
 
@@ -35,3 +37,21 @@ def test_steps_have_the_tokens_of_aten(name: str, dtype: str, kv_dtype: str, wei
     output, reference = ours.step(mixed), theirs.step(mixed)
     assert reference is not None
     np.testing.assert_allclose(output.top_logprobs, reference.top_logprobs, atol=close)
+
+
+def test_rows_have_the_same_bits_in_any_batch(tmp_path: Path) -> None:
+    """Products in floats and in codes, of experts, of a router and of the gate of a shared expert."""
+    ENTRIES["qwen2_moe"].make(tmp_path)
+    ours, theirs, graphs = runners(
+        tmp_path,
+        weight_dtype="int4",
+        make_kernels=FixedKernels,
+        is_fixed=True,
+        max_running=1,
+        max_batched_tokens=3,
+    )
+    job = Job(str(tmp_path), "triton", "fp32", "fp32", 8, 0, 16, max_batched_tokens=3)
+    assert why_not_invariant(ours.logits, job, VOCAB) == ""
+    assert graphs.num_replays == 1, "one token alone is a graph, two are not"
+    plan = ProbedSequence(3, 16, VOCAB).step([range(3)])
+    np.testing.assert_allclose(ours.logits(plan), theirs.logits(plan), atol=1e-3)

@@ -11,18 +11,11 @@ import triton.language as tl
 from tk.core.casts import Array
 from tk.infer.engine.kernels.sampler import exact_math, numpy_sampler, philox
 from tk.infer.engine.kernels.triton.rows.samples import OptionColumns, SampleShape, advance, log, sample, uniform
-from tk.infer.engine.kernels.triton.step.device_tables import RowOptions
-from tk.infer.engine.kernels.triton.step.step_columns import row_columns
-from tk.infer.engine.step.sampling_rows import SamplingRows
+from tk.tests.infer.engine.kernels.triton.rows.test_filters import options
 from tk.tests.infer.sampling_row import SamplingRow, pack
 
 pytestmark = pytest.mark.triton
 SEEDS = [0, 1, 2**32 - 1, 2**63 + 12345, 2**64 - 1]
-
-
-def options(rows: SamplingRows) -> RowOptions:
-    """Returns the options as the device has them."""
-    return RowOptions.of({name: torch.from_numpy(each.copy()) for name, each in row_columns(rows).items()})
 
 
 @triton.jit
@@ -44,7 +37,7 @@ def test_noise_has_the_bits_of_the_hosts() -> None:
     rows = pack([SamplingRow(i, seed=seed, sample_index=3 * i, new_number=77 + i) for i, seed in enumerate(SEEDS)])
     found, noise = (torch.zeros(len(SEEDS), 256, dtype=torch.float64) for _ in range(2))
     of_rows = options(rows)
-    columns = OptionColumns(*(getattr(of_rows, name) for name in OptionColumns._fields))
+    columns = OptionColumns(*(of_rows.columns[name] for name in OptionColumns._fields))
     _noise[(len(SEEDS),)](found, noise, columns, DRAWS=64)
     for row, seed in enumerate(SEEDS):
         expected = philox.uniform(seed, 3 * row, 77 + row, np.arange(256))
@@ -90,10 +83,10 @@ def test_a_large_vocabulary_has_blocks_for_all_tokens() -> None:
 
 
 def test_rows_advance_but_padding() -> None:
-    columns = torch.zeros(8, 4, dtype=torch.int32)
+    columns = torch.zeros(11, 4, dtype=torch.int32)
     columns[1:3] = torch.tensor([[15, 3, -1, -1], [31, 99, -1, -1]])
     tables = torch.tensor([[1, 5, 0], [3, 7, 0], [9, 9, 9], [9, 9, 9]], dtype=torch.int32)
-    wide = torch.zeros(8, 6, dtype=torch.int32)
+    wide = torch.zeros(11, 6, dtype=torch.int32)
     wide[:, :4] = columns
     advance(wide[:, :4], tables, torch.tensor([42, 43, 44, 45], dtype=torch.int32), 16)
     found: Array = wide[:, :4].numpy()

@@ -41,6 +41,29 @@ def test_a_tensor_parallel_rank_has_the_logits_of_aten(
     assert ours.step(decoding(ROWS)).token_ids.shape == (3,), "every rank samples"
 
 
+def test_fixed_sums_add_the_parts_of_ranks_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ATen's backend does; the other rank has the same values. Embeddings are one rank's, so their sum is exact."""
+    reduced = []
+
+    def all_gather(parts: list[torch.Tensor], tensor: torch.Tensor, group: object) -> None:
+        for part in parts:
+            part.copy_(tensor)
+
+    def all_reduce(tensor: torch.Tensor, group: object, async_op: bool) -> None:
+        reduced.append(tensor.mul_(2))
+
+    monkeypatch.setattr(dist, "all_gather", all_gather)
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    ENTRIES["qwen2_moe"].make(tmp_path)
+    ours, theirs, _ = runners(tmp_path, tp=Group(None, 1, 2), max_running=1, is_fixed=True)
+    for backend in (ours, theirs):
+        backend.step(prompts())
+    reduced.clear()
+    found = ours.logits(decoding(ROWS))
+    assert len(reduced) == 1, "the embedding's"
+    np.testing.assert_allclose(found, theirs.logits(decoding(ROWS)), atol=1e-4)
+
+
 def test_a_table_of_positions_has_no_place_for_padding(tmp_path: Path) -> None:
     """Padding has the position -1, which learned positions and the rotary table must not read."""
     for name in ("gpt2", "llama3"):

@@ -23,8 +23,12 @@ BLOCK = 16
 LENGTHS = np.array([14, 5, 3], np.int32)
 TABLES = np.array([[1, 2], [3, 4], [5, 6]], np.int32)
 TWINS = np.stack([np.arange(1, 7), np.arange(1, 7)], axis=1).astype(np.int32)
-# Greedy, a sample and one that only the host can choose: the first sequence enters a block meanwhile.
-ROWS = [SamplingRow(0), SamplingRow(1, temperature=0.8, seed=2**63 + 5), SamplingRow(2, temperature=0.9, top_p=0.9)]
+# Greedy, a filtered sample and one that only the host can choose: the first sequence enters a block meanwhile.
+ROWS = [
+    SamplingRow(0),
+    SamplingRow(1, temperature=0.8, seed=2**63 + 5, top_k=40, top_p=0.9),
+    SamplingRow(2, temperature=0.9, bias={5: -1.0}),
+]
 CHOICE = {("llama3", "fp32", "fp32", "auto"), ("qwen3_moe", "bf16", "k8v4", "int4"), ("gpt2", "fp16", "int8", "int8")}
 
 
@@ -121,7 +125,7 @@ def test_a_step_that_follows_needs_nothing_from_the_host(tmp_path: Path, monkeyp
 
     for module in (model_runner, decode_graphs):
         monkeypatch.setattr(module, "send_columns", observed)
-    plain = [SamplingRow(0), SamplingRow(1, temperature=0.8, seed=3), SamplingRow(2)]
+    plain = [SamplingRow(0), SamplingRow(1, temperature=0.8, seed=3, min_p=0.1), SamplingRow(2)]
     decoded(ours, plain)
     assert sent[2:] == [{"columns", "tables"}], "the first step, and none behind it"
     sent.clear()

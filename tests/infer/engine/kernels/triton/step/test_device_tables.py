@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tk.infer.engine.kernels.triton.step.device_tables import DecodeTables, RowOptions, send_columns
-from tk.infer.engine.kernels.triton.step.step_columns import DECODE_COLUMNS
+from tk.infer.engine.kernels.triton.step.step_columns import DECODE_COLUMNS, FLOAT_COLUMNS
 
 CPU = torch.device("cpu")
 
@@ -34,8 +34,10 @@ def test_a_bucket_keeps_the_tables_that_no_plan_replaces() -> None:
 
 def test_options_of_rows_are_the_bits_of_their_columns() -> None:
     columns = {name: torch.tensor([i, i + 1], dtype=torch.int32) for i, name in enumerate(DECODE_COLUMNS)}
-    columns["temperature"] = torch.tensor([0.25, 2.0]).view(torch.int32)
+    for name in FLOAT_COLUMNS:
+        columns[name] = torch.tensor([0.25, 2.0]).view(torch.int32)
     options = RowOptions.of(columns)
-    assert options.temperature.tolist() == [0.25, 2.0]
+    assert [options.columns[name].tolist() for name in FLOAT_COLUMNS] == [[0.25, 2.0]] * len(FLOAT_COLUMNS)
     part = options.part(slice(1, 2))
-    assert (part.temperature.tolist(), part.seed_low.tolist(), part.new_number.tolist()) == ([2.0], [5], [8])
+    found = {name: each.tolist() for name, each in part.columns.items()}
+    assert (found["temperature"], found["seed_low"], found["new_number"]) == ([2.0], [5], [8])

@@ -22,8 +22,9 @@ DEVICE = np.array([[11, 0, 12, 0, 0], [1, 1, 0, 1, 1]], np.int32)  # what the de
 
 def test_rows_are_plain_unless_they_ask_for_more() -> None:
     assert ROWS.are_plain.tolist() == [True, False, True, False, False]
-    greedy = pack([SamplingRow(0, top_k=3, top_p=0.5, min_p=0.1), SamplingRow(1, target=4), SamplingRow(2, mask=0)])
-    assert greedy.are_plain.tolist() == [True, False, False]
+    filtered = [SamplingRow(i, temperature=i, top_k=3, top_p=0.5, min_p=0.1) for i in range(2)]
+    others = [SamplingRow(2, target=4), SamplingRow(3, mask=0)]
+    assert pack(filtered + others).are_plain.tolist() == [True, True, False, False]
 
 
 def test_both_answer_for_their_rows() -> None:

@@ -14,7 +14,14 @@ PLAN = RunningPlan(
     slots=np.array([19, 20, 21, 41], np.int32),
     span_length=np.array([3, 1], np.int32),
     block_tables=np.array([[1, 0], [2, 3]], np.int32),
-    rows=pack([SamplingRow(2, temperature=0.5, seed=2**64 - 2, sample_index=4, new_number=7), SamplingRow(3)]),
+    rows=pack(
+        [
+            SamplingRow(
+                2, temperature=0.5, seed=2**64 - 2, sample_index=4, new_number=7, top_k=9, top_p=0.5, min_p=0.25
+            ),
+            SamplingRow(3),
+        ]
+    ),
 )
 
 
@@ -25,6 +32,8 @@ def test_spans_have_their_first_tokens_and_positions() -> None:
     assert found["wanted"].tolist() == [2, 3]
     assert found["temperature"].view(np.float32).tolist() == [0.5, 0.0]
     assert (found["seed_low"].tolist(), found["seed_high"].tolist()) == ([-2, 0], [-1, 0])
+    assert (found["top_k"].tolist(), found["top_p"].view(np.float32).tolist()) == ([9, 0], [0.5, 1.0])
+    assert found["min_p"].view(np.float32).tolist() == [0.25, 0.0]
 
 
 def test_padding_of_a_bucket_is_nowhere() -> None:
