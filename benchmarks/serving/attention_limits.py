@@ -27,7 +27,7 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CoreLimits:
     """The limits of one core.
 
     Attributes:
@@ -55,7 +55,7 @@ def least(work: Callable[[], object], runs: int, clock: Clock = time.process_tim
     return min(times)
 
 
-def limits(instruction_set: str, runs: int) -> Limits | None:
+def limits(instruction_set: str, runs: int) -> CoreLimits | None:
     """Measures the limits of an instruction set; None without a compiler."""
     loaded = load_library(SOURCE)
     if loaded is None or instruction_set not in loaded.units:
@@ -67,7 +67,7 @@ def limits(instruction_set: str, runs: int) -> Limits | None:
         functions[name] = function
     passes, count = 1000, 1_000_000
     lanes = CHAINS * _VECTORS.get(instruction_set, 16) * count
-    return Limits(
+    return CoreLimits(
         least(lambda: functions["weigh"](passes), runs) / (passes * SCORES),
         2 * lanes / least(lambda: functions["multiply_floats"](count), runs),
         4 * lanes / least(lambda: functions["multiply_integers"](count), runs),

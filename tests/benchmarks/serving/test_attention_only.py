@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tk.benchmarks.serving.attention_limits import Limits, page_readers
+from tk.benchmarks.serving.attention_limits import CoreLimits, page_readers
 from tk.benchmarks.serving.attention_only import BLOCK, HEAD_DIM, KV_HEADS, AttentionOnly
 from tk.infer.engine.kernels.native.binding.library import instruction_sets, load_kernels
 
@@ -26,5 +26,5 @@ def test_readers_read_each_page_that_a_step_of_decoding_reads() -> None:
 
 
 def test_the_ceiling_of_exp_adds_its_time_to_that_of_products() -> None:
-    found = Limits(weight_seconds=1e-9, floats=256e9, integers=512e9)
+    found = CoreLimits(weight_seconds=1e-9, floats=256e9, integers=512e9)
     assert np.isclose(found.ceiling(found.floats, 64), 128e9)
