@@ -1,9 +1,10 @@
 """Decoding with a draft model beside decoding without, on a pair that is trained here on Python's standard library.
 
-The draft reads a small part of the target's bytes. Training takes half an hour on two quiet cores. `--likeness` makes a
-pair without it, whose draft is the target's first layer. Both engines run each batch in turn. Shown are medians of the
-ratios of neighbouring runs, and how often proposals came true. The speed-up that they allow at best is that of
+The draft reads a small part of the target's bytes. Training takes some 20 minutes of one quiet core. `--likeness` makes
+a pair without it, whose draft is the target's first layer. Both engines run each batch in turn. Shown are medians of
+the ratios of neighbouring runs, and how often proposals came true. The speed-up that they allow at best is that of
 Leviathan et al. (arXiv 2211.17192, theorem 3.8), with the chance a and the cost c of a draft's step as measured here.
+The promises about them follow.
 """
 
 import subprocess
@@ -20,6 +21,7 @@ import click
 from tk.benchmarks.peers.token_clock import Speeds, SpeedWorkload
 from tk.benchmarks.random_model import alike_pair
 from tk.benchmarks.serving.engines import EngineContestant, engine
+from tk.benchmarks.serving.in_turn import Promise
 from tk.checkpoint import Checkpoint
 from tk.core.cpu import read_cpu
 from tk.core.process import module_command
@@ -27,7 +29,7 @@ from tk.data.sources import stdlib_corpus
 from tk.infer import LLM
 from tk.text.tokenizer import Tokenizer
 
-STEPS: Final = MappingProxyType({"draft": 2000, "target": 400})
+STEPS: Final = MappingProxyType({"draft": 2000, "target": 320})
 RATES: Final = MappingProxyType({"draft": 2e-3, "target": 1e-3})
 SIZES: Final[Mapping[str, Mapping[str, int]]] = MappingProxyType(
     {
@@ -36,6 +38,11 @@ SIZES: Final[Mapping[str, Mapping[str, int]]] = MappingProxyType(
     }
 )
 PROMPT_TOKENS: Final = 128
+SHARE_BOUND: Final = 0.15  # of the target's bytes that the draft reads
+BEST_BOUND: Final = 0.85  # of the speed-up at best
+LIKELY, LIKELY_BOUND = 0.7, 1.4  # the speed-up where the chance is as large
+WIDE_BOUND: Final = 0.97  # the speed of wide batches, where drafts do not pay
+FIRST_BOUND: Final = 1.2  # times to the first token
 CONFIG: Final = """\
 [model]
 architecture = "llama"
@@ -126,10 +133,51 @@ def counts(llm: LLM) -> dict[str, int]:
     }
 
 
+@dataclass(frozen=True)
+class DraftFigures:
+    """The figures of one batch at one temperature.
+
+    Attributes:
+        plain: tokens per second without a draft.
+        speed, first: the speed of decoding and the time to the first token beside those without.
+        seen: what proposals came to.
+        cost: the time of a step of the draft, as a part of the target's.
+    """
+
+    batch: int
+    temperature: float
+    plain: float
+    speed: float
+    first: float
+    seen: Chances
+    cost: float
+
+    def line(self) -> str:
+        """Returns the row of the table."""
+        best = self.seen.best_speed(self.cost)
+        return (
+            f"| {self.batch} | {self.temperature:g} | {self.plain:.0f} | {self.speed:.2f} | {self.first:.2f} | "
+            f"{self.seen.chance:.2f} | {self.seen.count:.1f} | {self.cost:.2f} | {best:.2f} | {self.speed / best:.2f} |"
+        )
+
+    def promises(self) -> list[Promise]:
+        """Returns the promises about these figures."""
+        where = f"at batch {self.batch}, temperature {self.temperature:g}"
+        found = [Promise(f"time to the first token beside that without {where}", self.first, FIRST_BOUND, most=True)]
+        if self.seen.count:
+            part = self.speed / self.seen.best_speed(self.cost)
+            found.append(Promise(f"part of the speed-up at best {where}", part, BEST_BOUND))
+        if self.batch > 1:
+            found.append(Promise(f"speed beside that without {where}", self.speed, WIDE_BOUND))
+        elif self.seen.chance >= LIKELY:
+            found.append(Promise(f"speed beside that without {where}", self.speed, LIKELY_BOUND))
+        return found
+
+
 def measured(
     with_draft: LLM, without: LLM, prompt: list[int], batch: int, new: int, temperature: float, runs: int
-) -> str:
-    """Returns a row of the table: of one batch at one temperature."""
+) -> DraftFigures:
+    """Measures one batch at one temperature."""
     workload = SpeedWorkload(batch, PROMPT_TOKENS, new)
     pair = [
         EngineContestant(name, llm, prompt, temperature=temperature, seed=7)
@@ -146,13 +194,8 @@ def measured(
     )
     seen, draft = chances_of(with_draft, before), with_draft.engine.draft
     assert draft is not None, "it has one"
-    cost = draft.policy.cost(batch)
-    best = seen.best_speed(cost)
     plain = median(each["plain"]["decode"] for each in found)
-    return (
-        f"| {batch} | {temperature:g} | {plain:.0f} | {speed:.2f} | {1 / first:.2f} | {seen.chance:.2f} | "
-        f"{seen.count:.1f} | {cost:.2f} | {best:.2f} | {speed / best:.2f} |"
-    )
+    return DraftFigures(batch, temperature, plain, speed, 1 / first, seen, draft.policy.cost(batch))
 
 
 @click.command()
@@ -174,7 +217,7 @@ def main(
     threads: int,
     runs: int,
 ) -> None:
-    """Print a table in Markdown: the speed with a draft beside without, and the time to the first token."""
+    """Print a table in Markdown: the speed with a draft beside without, and the time to the first token; promises."""
     if likeness is None:
         large, small = trained(folder, "target"), trained(folder, "draft")
     else:
@@ -188,14 +231,17 @@ def main(
     ):
         memory = drafted.llm.engine.source.memory
         assert memory.draft is not None, "it has one"
-        print(f"the draft reads {memory.draft.weight_bytes / memory.weight_bytes:.3f} of the target's bytes\n")
+        share = memory.draft.weight_bytes / memory.weight_bytes
+        promises = [Promise("the draft's part of the target's bytes", share, SHARE_BOUND, most=True)]
         print("| batch | temperature | tokens/s without | with | first token | a | K | c | best | of it |", flush=True)
         print("|---|---|---|---|---|---|---|---|---|---|")
         prompt = list(range(3, 3 + PROMPT_TOKENS)) if likeness is not None else text_prompt(large)
         for batch in batches:
             for temperature in temperatures:
                 row = measured(drafted.llm, plain.llm, prompt, batch, new_tokens, temperature, runs)
-                print(row, flush=True)
+                print(row.line(), flush=True)
+                promises += row.promises()
+    print("\n" + "\n".join(promise.line() for promise in promises))
 
 
 if __name__ == "__main__":

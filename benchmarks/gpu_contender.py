@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 
 from tk.benchmarks.gpu_decode import decode_tk, decode_transformers, decode_vllm
 from tk.benchmarks.gpu_model import CUDA, LENGTH, SHAPE, VOCAB_SIZE, figure, seconds, transformers_model
+from tk.benchmarks.gpu_titan import titan_model
 from tk.core.config import parse
 from tk.core.gpu_cards import card_named
 from tk.train.config.train_config import TrainConfig
@@ -127,23 +129,41 @@ def profile(step: Callable[[], object]) -> None:
 
 
 def train_transformers(compiled: bool) -> None:
-    """Training steps of transformers under autocast, with torch's fused AdamW."""
+    """Training steps of transformers."""
     model = transformers_model()
     forward = torch.compile(model) if compiled else model
+    name = "transformers compiled" if compiled else "transformers"
+    train_module(name, model, lambda rows: forward(input_ids=rows, labels=rows, use_cache=False).loss)
+
+
+def train_titan() -> None:
+    """Training steps of torchtitan, where it is installed: it compiles layers."""
+    if find_spec("torchtitan") is None:
+        print("torchtitan is not installed")
+        return
+    model = titan_model()
+
+    def loss(rows: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model(rows)[:, :-1].flatten(0, 1).float(), rows[:, 1:].flatten())
+
+    train_module("torchtitan compiled", model, loss)
+
+
+def train_module(name: str, model: torch.nn.Module, loss: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Reports training steps of a model with fp32 parameters under autocast, with torch's fused AdamW."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     rows = torch.randint(0, VOCAB_SIZE, (ROWS, LENGTH), device=CUDA)
 
     def step() -> None:
         for some in rows.split(MICRO):
             with torch.autocast("cuda", torch.bfloat16):
-                loss = forward(input_ids=some, labels=some, use_cache=False).loss
-            (loss * MICRO / ROWS).backward()
+                mean = loss(some)
+            (mean * MICRO / ROWS).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
 
-    parameters = sum(each.numel() for each in model.parameters())
-    report("transformers compiled" if compiled else "transformers", step, parameters)
+    report(name, step, sum(each.numel() for each in model.parameters()))
 
 
 def save_tk() -> None:
@@ -168,6 +188,7 @@ RUNS: Final[dict[str, Callable[[], None]]] = {
     "train-tk-compile": lambda: train_tk(True),
     "train-transformers": lambda: train_transformers(False),
     "train-transformers-compile": lambda: train_transformers(True),
+    "train-torchtitan": train_titan,
     "save-tk": save_tk,
     "decode-tk": decode_tk,
     "decode-transformers": decode_transformers,

@@ -7,6 +7,7 @@ import numpy as np
 from tk.core.casts import Array
 from tk.infer.engine.job import Job
 from tk.infer.engine.kernels.backend import Backend, Masks, no_masks
+from tk.infer.engine.step.channel import Channel
 from tk.infer.engine.step.running_plan import RunningPlan
 from tk.infer.engine.step.sampler_output import SamplerOutput
 from tk.infer.engine.worker.worker import work
@@ -25,11 +26,15 @@ class ZeroCompute(Backend):
     def __init__(self, rank: int) -> None:
         self.samples = rank == 0
 
-    def step(self, plan: RunningPlan, masks: Masks = no_masks) -> SamplerOutput | None:
-        """Returns the tokens on rank 0, else None."""
+    def step(self, plan: RunningPlan, masks: Masks = no_masks, channel: Channel | None = None) -> SamplerOutput | None:
+        """Returns and sends the tokens on rank 0, else None."""
+        if not self.samples:
+            return None
         num_rows = len(plan.rows)
         output = SamplerOutput.of_tokens(np.full(num_rows, 7, np.int32), np.ones(num_rows, np.uint8))
-        return output if self.samples else None
+        if channel is not None:
+            channel.send_result(output)
+        return output
 
     def sample_again(self, masks: Array, rows: Array) -> SamplerOutput:
         """Fails: no row has candidates."""

@@ -14,9 +14,9 @@ INSTRUCTION_SETS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
         "avx2": frozenset({"avx2", "fma", "f16c"}),
         "avx512": _AVX512,
-        "avx512_bf16": _AVX512 | {"avx512_bf16"},
+        "avx512_bf16": _AVX512 | {"avx512_bf16", "avx512_vnni"},
         "avx512_vnni": _AVX512 | {"avx512_vnni"},
-        "amx": _AVX512 | {"avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"},
+        "amx": _AVX512 | {"avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8"},
         "asimd": frozenset({"asimd"}),
     }
 )

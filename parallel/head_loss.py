@@ -9,9 +9,10 @@ Letters: B sequences, L length (l of this rank if hidden states are split along 
 a block, D hidden size, V padded vocabulary rows of this rank.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -20,7 +21,6 @@ from .collectives import all_gather_dim, all_reduce, all_reduce_max, reduce_scat
 from .functions import SEQUENCE
 from .linear import ParallelProduct
 from .logits_blocks import logits_blocks
-from .mesh import Group
 from .products import linear, matmul
 from .row_blocks import row_blocks
 from .weight_grads import WeightGradQueue
@@ -43,7 +43,57 @@ class HeadLoss:
     backward_follows: bool = True
 
 
-def head_loss(x_BLD: torch.Tensor, weight_VD: torch.Tensor, head: ParallelProduct, loss: HeadLoss) -> torch.Tensor:
+class RowStatistics(NamedTuple):
+    """The numbers of rows of logits of which gradients are made.
+
+    Attributes:
+        top_R, total_R: the maximum of each row over all ranks, and the sum of exp(logits - maximum), fp32.
+        index_R1, here_R: the column of the target on this rank, and whether it is one of its own.
+        scale_R1: the factor of the row's loss, fp32.
+    """
+
+    top_R: torch.Tensor
+    total_R: torch.Tensor
+    index_R1: torch.Tensor
+    here_R: torch.Tensor
+    scale_R1: torch.Tensor
+
+
+def exponential_sums(logits_RV: torch.Tensor, top_R: torch.Tensor) -> torch.Tensor:
+    """Returns the sum of exp(logits - top) of each row, fp32."""
+    total_R = torch.empty_like(top_R)
+    for rows in row_blocks(logits_RV):
+        total_R[rows] = _exponentials(logits_RV[rows], top_R[rows]).sum(dim=-1)
+    return total_R
+
+
+def overwrite_by_gradient(logits_RV: torch.Tensor, rows_of: RowStatistics) -> None:
+    """Writes the gradient of the loss of each row in the place of its logits."""
+    for rows in row_blocks(logits_RV) if logits_RV.shape[-1] else ():
+        block_RV = _exponentials(logits_RV[rows], rows_of.top_R[rows]).div_(rows_of.total_R[rows].unsqueeze(-1))
+        index_R1, here_R1 = rows_of.index_R1[rows], rows_of.here_R[rows].unsqueeze(-1)
+        if torch.compiler.is_compiling():  # a scatter would be a kernel of its own, for which the block goes to memory
+            columns_V = torch.arange(block_RV.shape[-1], device=block_RV.device)
+            block_RV = block_RV - ((columns_V == index_R1) & here_R1).float()
+        else:
+            block_RV.scatter_add_(-1, index_R1, -here_R1.float())
+        logits_RV[rows] = block_RV.mul_(rows_of.scale_R1[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class LossSteps:
+    """The steps of a block's loss that read all its logits, which may be compiled."""
+
+    exponential_sums: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = exponential_sums
+    overwrite_by_gradient: Callable[[torch.Tensor, RowStatistics], None] = overwrite_by_gradient
+
+
+PLAIN: Final = LossSteps()
+
+
+def head_loss(
+    x_BLD: torch.Tensor, weight_VD: torch.Tensor, head: ParallelProduct, loss: HeadLoss, steps: LossSteps = PLAIN
+) -> torch.Tensor:
     """Returns the sum of -log softmax(x W^T)[target] over valid targets, times the factor.
 
     Args:
@@ -51,11 +101,12 @@ def head_loss(x_BLD: torch.Tensor, weight_VD: torch.Tensor, head: ParallelProduc
         weight_VD: this rank's rows of the weight, of the hidden states' dtype.
         head: the column-parallel product whose output would be the logits.
         loss: the targets, and how they count.
+        steps: the steps of each block.
 
     Returns:
         An fp64 scalar, the same on every tensor-parallel rank.
     """
-    call = _HeadCall(head, weight_VD, loss)
+    call = _HeadCall(head, weight_VD, loss, steps)
     if not torch.is_grad_enabled() or not (x_BLD.requires_grad or weight_VD.requires_grad):
         return _run(call, _gathered(x_BLD, head), None)
     queue = head.weight_grads if head.weight_grads and head.weight_grads.enabled else None
@@ -70,6 +121,7 @@ class _HeadCall:
     head: ParallelProduct
     weight_VD: torch.Tensor
     loss: HeadLoss
+    steps: LossSteps
 
 
 class _BlockwiseLoss(torch.autograd.Function):
@@ -164,7 +216,7 @@ def _run_block(
 ) -> torch.Tensor:
     """Returns the sum of a block's losses; its logits end with the call, before those of the next block are made."""
     loss = call.loss
-    block = _Block(linear(x_ND[rows], call.weight_VD), targets_N[rows], loss.vocab_size, call.head.tp)
+    block = _Block(linear(x_ND[rows], call.weight_VD), targets_N[rows], call)
     if gradients is not None:
         gradients.add(x_ND, rows, block.to_gradient(loss.factor))
     return block.losses_R.sum(dtype=torch.float64)
@@ -176,16 +228,16 @@ class _Block:
     Args:
         logits_RV: this rank's columns of the logits; `to_gradient` overwrites them.
         targets_R: see HeadLoss.
-        vocab_size: see HeadLoss.
-        tp: the ranks over which the vocabulary is split.
+        call: the arguments of the loss.
 
     Attributes:
         losses_R: fp32, the same on all ranks.
     """
 
-    def __init__(self, logits_RV: torch.Tensor, targets_R: torch.Tensor, vocab_size: int, tp: Group) -> None:
+    def __init__(self, logits_RV: torch.Tensor, targets_R: torch.Tensor, call: _HeadCall) -> None:
+        self._steps, tp = call.steps, call.head.tp
         first = tp.rank * logits_RV.shape[-1]
-        num_real = max(0, min(logits_RV.shape[-1], vocab_size - first))
+        num_real = max(0, min(logits_RV.shape[-1], call.loss.vocab_size - first))
         self._logits_RV, self._real_RV = logits_RV, logits_RV[:, :num_real]
         self._top_R = all_reduce_max(_top(self._real_RV), tp)
         self._valid_R = targets_R != IGNORED
@@ -193,9 +245,7 @@ class _Block:
         self._here_R = self._valid_R & (local_R >= 0) & (local_R < num_real)
         self._index_R1 = local_R.masked_fill(~self._here_R, 0).unsqueeze(-1)
         target_R = logits_RV.gather(-1, self._index_R1).squeeze(-1).float() - self._top_R
-        total_R = torch.empty_like(self._top_R)
-        for rows in row_blocks(logits_RV):
-            total_R[rows] = self._exponentials(rows).sum(dim=-1)
+        total_R = self._steps.exponential_sums(self._real_RV, self._top_R)
         target_R, self._total_R = all_reduce(
             torch.stack((target_R.masked_fill(~self._here_R, 0.0), total_R)), tp
         ).unbind()
@@ -205,15 +255,14 @@ class _Block:
         """Returns the gradient of the summed loss times `factor`, in the memory of the logits."""
         self._logits_RV[:, self._real_RV.shape[-1] :] = 0.0
         scale_R1 = (self._valid_R * torch.tensor(factor, dtype=torch.float32)).unsqueeze(-1)
-        for rows in row_blocks(self._real_RV) if self._real_RV.shape[-1] else ():
-            block_RV = self._exponentials(rows).div_(self._total_R[rows].unsqueeze(-1))
-            block_RV.scatter_add_(-1, self._index_R1[rows], -self._here_R[rows].float().unsqueeze(-1))
-            self._real_RV[rows] = block_RV.mul_(scale_R1[rows])
+        rows_of = RowStatistics(self._top_R, self._total_R, self._index_R1, self._here_R, scale_R1)
+        self._steps.overwrite_by_gradient(self._real_RV, rows_of)
         return self._logits_RV
 
-    def _exponentials(self, rows: slice) -> torch.Tensor:
-        """Returns exp(logits - top) of the given rows in fp32."""
-        return self._real_RV[rows].float().sub(self._top_R[rows].unsqueeze(-1)).exp_()
+
+def _exponentials(logits_RV: torch.Tensor, top_R: torch.Tensor) -> torch.Tensor:
+    """Returns exp(logits - top) in fp32."""
+    return logits_RV.float().sub(top_R.unsqueeze(-1)).exp_()
 
 
 def _top(real_RV: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from ..core.layout import Layout
 from .adapters import AdapterFactors, AdapterProduct
 from .coded_weight import CodedWeight
 from .functions import leave_block
-from .head_loss import HeadLoss, head_loss
+from .head_loss import PLAIN, HeadLoss, head_loss
 from .linear import Activation, ParallelProduct
 from .mesh import Group, Mesh
 from .token_noise import TokenNoise
@@ -122,11 +122,19 @@ class ColumnParallelLinear(nn.Module):
 
 
 class VocabParallelHead(ColumnParallelLinear):
-    """A language model's head: a column-parallel layer whose output are logits, or their loss without them."""
+    """A language model's head: a column-parallel layer whose output are logits, or their loss without them.
+
+    Attributes:
+        loss_steps: the steps of a block of the loss, which `train.compile` compiles.
+    """
+
+    loss_steps = PLAIN
 
     def forward(self, x_ND: torch.Tensor, loss: HeadLoss | None = None) -> torch.Tensor:  # type: ignore[override]
         """Maps [..., D], replicated (or split along dim -2), to this rank's logits [..., F], or to their loss."""
-        return self.product(x_ND, self.weight) if loss is None else head_loss(x_ND, self.weight, self.product, loss)
+        if loss is None:
+            return self.product(x_ND, self.weight)
+        return head_loss(x_ND, self.weight, self.product, loss, self.loss_steps)
 
 
 class RowParallelLinear(nn.Module):

@@ -66,7 +66,7 @@ def machine_line() -> str:
     import torch
 
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    versions = {name: _version(name) for name in ("triton", "transformers", "vllm")}
+    versions = {name: _version(name) for name in ("triton", "transformers", "vllm", "torchtitan")}
     packages = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     python = ".".join(map(str, sys.version_info[:2]))
     return f"`make gpu-check` on {len(names)} x {names[0]}, torch {torch.__version__}, {packages}, Python {python}."

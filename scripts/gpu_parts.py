@@ -19,6 +19,7 @@ from typing import Final
 LIMIT: Final = 570.0  # seconds of a part
 FIGURES_VARIABLE: Final = "TK_FIGURES"
 _COUNTS: Final = re.compile(r"^((?:\d+ [a-z]+, )*\d+ [a-z]+) in [\d.]+s", re.MULTILINE)  # of pytest's last line
+_SOME_RAN: Final = re.compile(r"\b[1-9]\d* (?:passed|failed|error)")
 # pytest-benchmark, where that python has it, warns beside `-n`, and warnings are errors here.
 _PYTEST: Final = ("pytest", "-p", "no:benchmark", "-q")
 _GPU: Final = (*_PYTEST, "-m", "gpu")
@@ -50,7 +51,10 @@ PARTS: Final = (
     GpuPart(
         "kernels",
         "kernels against oracles, compiled",
-        ((*_PYTEST, "-m", "gpu or triton", "tests/train/context", "tests/train/engine", _KERNELS),),
+        (
+            (*_GPU, "tests/train/context", "tests/train/engine"),
+            (*_PYTEST, "-m", "triton", _KERNELS),
+        ),
     ),
     GpuPart(
         "serving",
@@ -63,8 +67,8 @@ PARTS: Final = (
     GpuPart("limits", "products, copies, and attention in tiles", _bench("limits", "tiles")),
     GpuPart(
         "speed",
-        "training of 1.1 B parameters at 4,096 beside transformers",
-        _bench("train-tk", "train-tk-compile", "train-transformers", "train-transformers-compile"),
+        "training of 1.1 B parameters at 4,096 beside transformers and torchtitan",
+        _bench("train-tk", "train-tk-compile", "train-transformers", "train-transformers-compile", "train-torchtitan"),
     ),
     GpuPart("saves", "how long training waits for a save", _bench("save-tk")),
     GpuPart(
@@ -129,6 +133,8 @@ def run_part(
                 failures.append(f"{name}: stopped after {share:.0f} s")
             elif code:
                 failures.append(f"{name}: exit code {code}")
+            elif name == "pytest" and not _some_ran(folder / f"{part.name}.log"):
+                failures.append(f"{name}: no test ran")
     lines = figures.read_text().splitlines() if figures.exists() else []
     found = tuple((str(name), str(value)) for name, value in map(json.loads, lines))
     counts = _COUNTS.findall((folder / f"{part.name}.log").read_text(errors="replace"))
@@ -136,6 +142,12 @@ def run_part(
     outcome = PartOutcome(part.name, part.what, not failures, result, time.monotonic() - start, found)
     (folder / f"{part.name}.json").write_text(json.dumps(asdict(outcome)))
     return outcome
+
+
+def _some_ran(log: Path) -> bool:
+    """Returns whether the last of the runs of pytest in a part's output ran a test, and did not skip all of them."""
+    counts = _COUNTS.findall(log.read_text(errors="replace"))
+    return bool(counts) and _SOME_RAN.search(counts[-1]) is not None
 
 
 def _run(arguments: Sequence[str], root: Path, environment: Mapping[str, str], log: int, seconds: float) -> int | None:

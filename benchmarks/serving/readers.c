@@ -46,3 +46,25 @@ __attribute__((visibility("default"))) uint64_t NAMED(read_prefetched_, TK_NAME)
                                                                                  int64_t passes) {
     return add_up(from, bytes, passes, 1);
 }
+
+// Reads `count` pieces of memory, of `bytes` bytes each, a multiple of an iteration, as attention reads a cache's
+// pages; with each line of one it prefetches that of the next.
+__attribute__((visibility("default"))) uint64_t NAMED(read_pieces_, TK_NAME)(const char *const *pieces, int64_t count,
+                                                                             int64_t bytes, int prefetch) {
+    vector sums[LINES * LINE / BYTES] = {0};
+    for (int64_t piece = 0; piece < count; piece++) {
+        const char *from = pieces[piece], *next = pieces[piece + 1 < count ? piece + 1 : piece];
+        for (int64_t at = 0; at + LINES * LINE <= bytes; at += LINES * LINE) {
+            for (int i = 0; prefetch && i < LINES; i++) __builtin_prefetch(next + at + i * LINE, 0, 2);
+            for (int i = 0; i < LINES * LINE / BYTES; i++) {
+                vector read;
+                memcpy(&read, from + at + i * BYTES, BYTES);
+                sums[i] += read;
+            }
+        }
+    }
+    uint64_t lanes[sizeof sums / sizeof(uint64_t)], sum = 0;
+    memcpy(lanes, sums, sizeof sums);
+    for (int64_t i = 0; i < (int64_t)(sizeof lanes / sizeof *lanes); i++) sum += lanes[i];
+    return sum;
+}

@@ -26,6 +26,7 @@ class Job:
         on_gpus: whether each rank computes on the GPU of its number; else on the CPU.
         adapter_slots: see MemoryPlan.
         max_adapter_rank: see EngineOptions.
+        adapts_experts: whether some adapters may have factors of experts.
         max_running: see EngineOptions.
         max_model_len: the largest number of tokens of a sequence; 0: as many as the cache holds.
         numa, batch_invariant: see EngineOptions.
@@ -53,6 +54,7 @@ class Job:
     log: str = ""
     adapter_slots: int = 0
     max_adapter_rank: int = 0
+    adapts_experts: bool = False
     max_running: int = 64
     max_model_len: int = 0
     packed: str = ""

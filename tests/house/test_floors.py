@@ -137,9 +137,10 @@ COMPUTE: dict[str, str] = {
     "model_runner paged_attention pages prepare prepared_weights row_tiles",
     "infer.engine.kernels.aten.attention": "online_softmax plan",
     "infer.engine.kernels.triton": "append attention cache formats hadamard launches paged_attention prepare",
-    "infer.engine.kernels.triton.rows": "filters fixed_products launched_products norms products samples",
-    "infer.engine.kernels.triton.run": "assembly decode_graphs decoder experts graphs kernels loaded_rank model_runner",
-    "infer.engine.kernels.triton.step": "decode_ahead device_tables result_copies",
+    "infer.engine.kernels.triton.rows": "filters fixed_products launched_products low_rank norms products samples",
+    "infer.engine.kernels.triton.run": "assembly decode_graphs decoder device_adapters experts graphs kernels "
+    "loaded_rank model_runner",
+    "infer.engine.kernels.triton.step": "decode_ahead device_tables result_copies step_adapters",
     "model": "activation attention balance decoder init loading mlp norm peers placement recompute rope",
     "model.experts": "adapted experts mixture router shared spreads token_pairs",
     "parallel": "adapters coded_weight collectives functions fusion gpu_start grouped_products head_loss held_weight "

@@ -41,6 +41,16 @@ def test_a_part_of_tests_says_how_many_passed(tmp_path: Path, modules: dict[str,
     assert (outcome.passed, outcome.result) == (False, "2 passed, 1 skipped, 7 deselected; fails: exit code 3")
 
 
+@pytest.mark.parametrize("said", ["3 skipped, 7 deselected in 3.41s", "7 deselected in 0.12s", "collected nothing"])
+def test_a_part_whose_tests_are_all_skipped_is_red(said: str, tmp_path: Path, modules: dict[str, str]) -> None:
+    (tmp_path / "pytest.py").write_text(f"print({said!r})")
+    outcome = run_part(GpuPart("kernels", "k", (("pytest",),)), tmp_path, tmp_path, modules)
+    assert not outcome.passed
+    assert outcome.result.endswith("pytest: no test ran")
+    (tmp_path / "pytest.py").write_text("print('1 passed, 3 skipped in 3.41s')")
+    assert run_part(GpuPart("kernels", "k", (("pytest",),)), tmp_path, tmp_path, modules).passed
+
+
 def test_the_table_has_all_parts_that_ran_also_in_earlier_calls(tmp_path: Path, modules: dict[str, str]) -> None:
     for name in ("saves", "limits"):
         run_part(GpuPart(name, f"what {name} shows", (("measures",),)), tmp_path, tmp_path, modules)

@@ -16,7 +16,7 @@ from tk.tests.infer.sampling_row import SamplingRow, pack
 
 @dataclass(frozen=True)
 class Planned:
-    """A chunk as it was when its step was planned."""
+    """A chunk as it was when its step was planned; its first `num_sure` proposals come without a row."""
 
     sample: Sample
     start: int
@@ -24,12 +24,13 @@ class Planned:
     samples: bool
     blocks: tuple[int, ...]
     proposals: tuple[int, ...] = ()
+    num_sure: int = 0
 
     @staticmethod
     def of(chunk: ScheduledChunk) -> "Planned":
         """Returns a chunk with a copy of its block table."""
         blocks = tuple(chunk.sample.table.blocks)
-        return Planned(chunk.sample, chunk.start, chunk.stop, chunk.is_last, blocks, chunk.proposals)
+        return Planned(chunk.sample, chunk.start, chunk.stop, chunk.is_last, blocks, chunk.proposals, len(chunk.sure))
 
 
 def full_plan(
@@ -47,7 +48,7 @@ def full_plan(
         position = np.arange(chunk.start, stop, dtype=np.int32)
         positions.append(position)
         slots.append(tables[i, position // block_size] * block_size + position % block_size)
-        for i in range(len(chunk.proposals) + 1 if chunk.samples else 0):
+        for i in range(chunk.num_sure, len(chunk.proposals) + 1) if chunk.samples else ():
             first = len(tokens) - 1 - len(chunk.proposals)
             row = sampling_row(chunk.sample, chunk.stop, first + i, stopping, chunk.proposals[:i])
             if chunk.sample.output.matcher is not None:

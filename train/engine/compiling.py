@@ -1,5 +1,6 @@
 """torch.compile for a decoder's layers, each compiled for itself: layers of a kind share one program.
 
+Of the loss, the steps that read the logits of a block are compiled, between products and sums over ranks.
 Code that communicates, defers gradients, branches on values or widens codes is not compiled; the code between is.
 Only a run with `[train] compile` calls this module: the compiler takes seconds to import.
 """
@@ -14,13 +15,14 @@ from ...model.attention import Attention
 from ...model.decoder import Decoder, DecoderLayer
 from ...model.experts.mixture import MixtureOfExperts
 from ...model.mlp import GatedMLP, PlainMLP
+from ...parallel.head_loss import LossSteps, exponential_sums, overwrite_by_gradient
 from ...parallel.layers import ColumnParallelLinear, RowParallelLinear
 from ..config.extras import missing_for_compile
 from ..config.train_config import TrainConfig
 
 
 def compile_layers(decoders: Sequence[Decoder], config: TrainConfig, device: torch.device) -> None:
-    """Compiles every layer at its first forward pass.
+    """Compiles every layer, and the steps of the loss, at their first forward pass.
 
     Raises:
         ConfigError: this machine has no compiler.
@@ -35,6 +37,9 @@ def compile_layers(decoders: Sequence[Decoder], config: TrainConfig, device: tor
     coded = config.lora is not None and config.lora.base != "auto"
     if config.parallel.tp > 1 or deferred or coded:
         outside += [ColumnParallelLinear, RowParallelLinear]
+    steps = LossSteps(
+        torch.compile(exponential_sums, dynamic=False), torch.compile(overwrite_by_gradient, dynamic=False)
+    )
     for decoder in decoders:
         for module in decoder.modules():
             if isinstance(module, tuple(outside)):
@@ -42,6 +47,8 @@ def compile_layers(decoders: Sequence[Decoder], config: TrainConfig, device: tor
         for layer in decoder.model.layers.values():
             assert isinstance(layer, DecoderLayer)
             layer.compute = torch.compile(layer.compute, dynamic=False)  # type: ignore[method-assign]
+        if decoder.lm_head is not None:
+            decoder.lm_head.loss_steps = steps
 
 
 def _check_compiler(device: torch.device) -> None:

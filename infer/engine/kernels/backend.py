@@ -1,8 +1,10 @@
 """The interface of a backend: it prepares a program once and then runs whole steps."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
+
+import numpy as np
 
 from ....core.casts import Array
 from ..program.adapters import RankAdapter
@@ -25,10 +27,12 @@ class DecodedAhead:
     Attributes:
         tokens: the tokens of its last step, int32 [R]; None: the engine chooses them, and has not yet.
         has_next: whether it took `NEXT_STEP` from the channel, for the step that follows when the tokens are known.
+        new_blocks: the spans that went on in a new block, and the blocks, in their order: int32 [.., 2].
     """
 
     tokens: Array | None
     has_next: bool = False
+    new_blocks: Array = field(default_factory=lambda: np.empty((0, 2), np.int32), compare=False)
 
 
 class Backend(Protocol):
@@ -44,7 +48,7 @@ class Backend(Protocol):
     kv_bytes: int
     samples: bool
 
-    def step(self, plan: RunningPlan, masks: Masks = no_masks) -> SamplerOutput | None:
+    def step(self, plan: RunningPlan, masks: Masks = no_masks, channel: Channel | None = None) -> SamplerOutput | None:
         """Computes a step, stores its keys and values; returns the sampler's output, None on ranks that do not sample.
 
         Rank 0 always samples; ranks that do agree to the bit.
@@ -52,6 +56,7 @@ class Backend(Protocol):
         Args:
             plan: the plan of the step.
             masks: is called once before rows are sampled of which one has a mask, on ranks that sample.
+            channel: where ranks that sample send the results, as soon as they are there; None: nowhere.
         """
 
     def sample_again(self, masks: Array, rows: Array) -> SamplerOutput:
@@ -65,8 +70,8 @@ class Backend(Protocol):
     def decode_ahead(self, plan: RunningPlan, channel: Channel) -> DecodedAhead | None:
         """Computes further steps, and sends their results, as long as the engine's next frame is `NEXT_STEP`.
 
-        Only backends that can do so without the worker have it. If rows have candidates, the tokens that the engine
-        chooses must come behind `NEXT_STEP`. Returns None if nothing has changed.
+        Only backends that can do so without the worker have it. Some also take that frame with new blocks. If rows have
+        candidates, the tokens that the engine chooses must come behind it. Returns None if nothing has changed.
 
         Args:
             plan: the plan of the last step, whose results were sent; it advances.

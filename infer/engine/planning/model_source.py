@@ -144,6 +144,7 @@ class ModelSource:
             log=shown_form(),
             adapter_slots=self.memory.adapter_slots,
             max_adapter_rank=self.memory.max_adapter_rank,
+            adapts_experts=self.memory.max_adapter_experts > 0,
             max_running=self.options.max_running,
             max_model_len=self.memory.max_model_len,
             numa=self.options.numa,

@@ -10,7 +10,7 @@ from ....core.casts import Array
 from ..request.sampling_params import SamplingParams
 from ..step.sampling_rows import NO_LOGPROBS, NO_MASK, OPTION_COLUMNS, WITH_CANDIDATES, ScoredRow
 from ..step.slot_entries import TokenCounts
-from ..step.step_message import OPENED, NextTokens, StepMessage
+from ..step.step_message import NEXT_TOKENS, OPENED, NextTokens, StepMessage
 from .samples.sample import UNKNOWN, Sample, ScheduledChunk, Status
 
 
@@ -71,7 +71,8 @@ class BatchWriter:
                 decoded the same samples.
         """
         if not scored and self._only_decode(chunks):
-            return NextTokens(_ints(self._new_blocks()).reshape(-1, 2))
+            blocks = self._new_blocks()
+            return NextTokens(_ints(blocks).reshape(-1, 2)) if blocks else NEXT_TOKENS
         return self._changes(chunks, scored, with_candidates)
 
     def _only_decode(self, chunks: Sequence[ScheduledChunk]) -> bool:

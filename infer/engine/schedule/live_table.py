@@ -137,12 +137,13 @@ class LiveTable:
         """Ends requests that were cancelled or whose deadline has passed; a step may compute them meanwhile."""
         with self._lock:
             cancelled, self._cancelled = self._cancelled, []
-            expired = {sample.request.key for sample in self._scheduler.expire(time.monotonic())}
-            late = [self._requests[key] for key in expired]
+            expired = self._scheduler.expire(time.monotonic())
+            if not cancelled and not expired:
+                return
+            late = [self._requests[key] for key in {sample.request.key for sample in expired}]
         self.fail_each((each, Cancelled(f"Request {each.request.request_id} was aborted.")) for each in cancelled)
         self.fail_each((each, each.too_late()) for each in late)
-        if cancelled or late:
-            self.events_sent()
+        self.events_sent()
 
     def fail_all(self, error: TkError) -> None:
         """Ends all requests with an error; if it is the death of a worker, later ones are refused with it."""

@@ -255,7 +255,9 @@ class Scheduler:
 
         One that begins as a running prompt does waits until that prompt's blocks are computed, and shares them.
         """
-        if len(self.running) >= self.limits.max_running or self._blocks.is_coming(sample, self.running):
+        if len(self.running) >= self.limits.max_running:
+            return False
+        if self.running and self._blocks.is_coming(sample, self.running):
             return False
         spare = len(self.running)  # a block for each running sample, or the new one would soon be preempted
         if not self._blocks.admit(sample, spare):

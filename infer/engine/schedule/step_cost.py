@@ -80,11 +80,10 @@ class StepCost:
         if self._terms is None:
             base = seconds / (1 + size.num_tokens / _TOKENS_PER_STEP + size.num_keys / _KEYS_PER_STEP)
             self._terms = (base, base / _TOKENS_PER_STEP, base / _KEYS_PER_STEP)
-        parts = self._parts(size)
-        total = sum(parts)
+        (a, b, c), (base, of_tokens, of_keys) = self._terms, self._parts(size)
+        total = base + of_tokens + of_keys
         step = _GAIN * min(seconds / total - 1, _LARGEST_ERROR) / total
-        a, b, c = (term * (1 + step * part) for term, part in zip(self._terms, parts, strict=True))
-        self._terms = (a, b, c)
+        self._terms = (a * (1 + step * base), b * (1 + step * of_tokens), c * (1 + step * of_keys))
 
     def learn_margin(self, predicted: float, seconds: float, bound: float) -> None:
         """Learns the margin from a step with tokens of prompts, if it was filled up to the bound.

@@ -69,6 +69,7 @@ class StepInFlight:
         rows: its rows of logits, in the order of its results.
         with_candidates: the numbers of the rows with candidates, among which a constraint chooses.
         failed: why the constraints of rows cannot go on, by their numbers; their masks are void.
+        is_free: whether no row has a constraint.
     """
 
     message: bytes
@@ -76,6 +77,7 @@ class StepInFlight:
     rows: Sequence[WantedRow]
     with_candidates: Sequence[int] = ()
     failed: dict[int, TkError] = field(default_factory=dict)
+    is_free: bool = False
 
     @property
     def has_proposals(self) -> bool:
@@ -87,6 +89,8 @@ class StepInFlight:
 
         Rows with candidates get none; their constraints look ahead.
         """
+        if self.is_free:
+            return None
         matchers = self._matchers()
         for index in self.with_candidates:
             if not self.rows[index].has_ended:
@@ -149,9 +153,10 @@ def prepare_step(planned: Sequence[tuple[ScheduledChunk, LiveRequest]], batch: B
     """Returns the step of scheduled chunks, each with its request, and sends the first event of those that begin."""
     rows: list[WantedRow] = []
     scored: list[ScoredRow] = []
-    first = 0
+    first, is_free = 0, True
     for chunk, request in planned:
         sample = chunk.sample
+        is_free = is_free and sample.output.matcher is None
         if chunk.start < sample.num_prompt:
             for row in request.begin_chunk(chunk, first):
                 scored.append(row)
@@ -165,6 +170,9 @@ def prepare_step(planned: Sequence[tuple[ScheduledChunk, LiveRequest]], batch: B
     chunks = [chunk for chunk, _ in planned]
     keeps_logits = len(rows) <= MAX_HEAD_ROWS  # until all tokens are chosen
     with_candidates = [
-        i for i, row in enumerate(rows) if keeps_logits and row.scored is None and row.sample.output.has_candidates
+        i
+        for i, row in enumerate(() if is_free else rows)
+        if keeps_logits and row.scored is None and row.sample.output.has_candidates
     ]
-    return StepInFlight(batch.write(chunks, scored, keeps_logits).encode(), chunks, rows, with_candidates)
+    message = batch.write(chunks, scored, keeps_logits).encode()
+    return StepInFlight(message, chunks, rows, with_candidates, is_free=is_free)

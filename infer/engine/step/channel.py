@@ -19,6 +19,7 @@ from .sampler_output import SamplerOutput
 from .step_message import NEXT_TOKENS
 
 HEADER: Final = struct.Struct("<8sII")
+_AT_ONCE: Final = 4096  # bytes: more than the results of most steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,26 +106,70 @@ def send(connection: socket.socket, frame: Frame | bytes) -> None:
         raise WorkerDied(f"An inference process cannot be reached: {error.strerror or error}.") from error
 
 
-def no_wait() -> None:
-    """Does nothing: a socket that blocks waits by itself."""
-
-
-def receive(connection: socket.socket, wait: Callable[[], object] = no_wait) -> Frame | None:
-    """Waits for the next whole frame; returns None if the other process has ended.
-
-    Args:
-        connection: the socket.
-        wait: waits for more bytes, if the socket does not block.
-    """
-    header = _read(connection, HEADER.size, wait)
+def receive(connection: socket.socket) -> Frame | None:
+    """Waits for the next whole frame of a socket that blocks; returns None if the other process has ended."""
+    header = _read(connection, HEADER.size)
     if header is None:
         return None
     op, num_values, num_body = HEADER.unpack(header)
-    rest = _read(connection, num_values + num_body, wait)
+    rest = _read(connection, num_values + num_body)
     if rest is None:
         return None
     values = json.loads(rest[:num_values]) if num_values else {}
     return Frame(op.decode().rstrip(), values, rest[num_values:] if num_values else rest)
+
+
+class FrameReader:
+    """The frames of a socket that does not block; as many bytes as are there are read at once.
+
+    Args:
+        connection: the socket.
+        wait: waits for more bytes.
+    """
+
+    def __init__(self, connection: socket.socket, wait: Callable[[], object]) -> None:
+        self._connection, self._wait = connection, wait
+        self._data = b""  # behind the last frame
+
+    @property
+    def has_frame(self) -> bool:
+        """Whether the next frame was read already, with the one before."""
+        data = self._data
+        return len(data) >= HEADER.size and len(data) >= _frame_bytes(data)
+
+    def receive(self) -> Frame | None:
+        """Waits for the next whole frame; returns None if the other process has ended."""
+        data, size = self._data, HEADER.size
+        while True:
+            if len(data) >= size:
+                size = _frame_bytes(data)
+                if len(data) >= size:
+                    break
+            more = self._read(size - len(data))
+            if more is None:
+                return None
+            data = data + more if data else more
+        self._data = data[size:]
+        op, num_values, _ = HEADER.unpack_from(data)
+        body = HEADER.size + num_values
+        values = json.loads(data[HEADER.size : body]) if num_values else {}
+        return Frame(op.decode().rstrip(), values, data[body:size])
+
+    def _read(self, missing: int) -> bytes | None:
+        """Returns some bytes, perhaps more than those that are missing; None if the other process has ended."""
+        while True:
+            try:
+                return self._connection.recv(max(missing, _AT_ONCE)) or None
+            except BlockingIOError:
+                self._wait()
+            except OSError:  # it is reset, or closed by another thread
+                return None
+
+
+def _frame_bytes(data: bytes) -> int:
+    """Returns the bytes of the frame that begins with these, which are at least its header."""
+    _, num_values, num_body = HEADER.unpack_from(data)
+    return HEADER.size + int(num_values) + int(num_body)
 
 
 def error_frame(error: TkError, op: str = "error") -> Frame:
@@ -163,15 +208,12 @@ def result_frame(output: SamplerOutput) -> Frame:
     return Frame("result", body=output.encode())
 
 
-def _read(connection: socket.socket, count: int, wait: Callable[[], object]) -> bytearray | None:
+def _read(connection: socket.socket, count: int) -> bytearray | None:
     data = bytearray(count)
     view = memoryview(data)
     while len(view):
         try:
             got = connection.recv_into(view)
-        except BlockingIOError:
-            wait()
-            continue
         except ConnectionError:
             return None
         if not got:

@@ -50,12 +50,23 @@ class PersistentBatch:
         plan, slots = self._plan, self._sampled.slot
         assert plan is not None, "a first step has spans"
         if len(message.blocks):
-            span, block = message.blocks.T  # each span has one row
-            self._extend(slots[span], np.ones(len(span), np.int32), block)
-            plan.block_tables = self._tables[slots, : self._num_blocks[slots].max()]
+            self.extend(message.blocks)
             plan.generation += 1
         plan.advance(self._last[slots], self._block_size)
         return plan
+
+    def extend(self, blocks: Array) -> None:
+        """Takes new blocks of spans of the last plan, in their order, each behind its span: int32 [.., 2].
+
+        The plan's tables get them, too. A backend that has them already goes on with the plan, whose generation stays.
+        """
+        if not len(blocks) or self._plan is None:
+            return
+        slots = self._sampled.slot  # each span has one row
+        ordered = blocks[np.argsort(blocks[:, 0], kind="stable")]
+        span, num_added = np.unique(ordered[:, 0], return_counts=True)
+        self._extend(slots[span], num_added, ordered[:, 1])
+        self._plan.block_tables = self._tables[slots, : self._num_blocks[slots].max()]
 
     def feed(self, token_ids: Array) -> None:
         """Takes the tokens of all rows of the last plan; those after a wrong proposal do not count."""

@@ -59,6 +59,13 @@ class RunningPlan:
         return held
 
     @property
+    def adapter_logits(self) -> Array:
+        """The rows of logits with an adapter, as `adapter_rows` has the tokens; rows ascend."""
+        ranges: Array = self.adapter_rows.copy()
+        ranges[:, :2] = np.searchsorted(self.rows.token, ranges[:, :2])
+        return ranges
+
+    @property
     def adapter_of(self) -> Array:
         """The slot of each packed token's adapter, NO_ADAPTER without one: int32 [T]; empty if no span has one."""
         each: Array = np.repeat(self.adapters, self.span_length) if len(self.adapters) else self.adapters
@@ -93,6 +100,12 @@ class TokenSpan:
     start: int
     stop: int
     block_table: Array
+
+
+def ranges_within(ranges: Array, first: int, stop: int) -> list[tuple[slice, int]]:
+    """Returns the rows among [first, stop), counted from `first`, and their slots, of ranges as in `adapter_rows`."""
+    found = ((slice(max(0, low - first), min(high, stop) - first), slot) for low, high, slot in ranges.tolist())
+    return [(rows, slot) for rows, slot in found if rows.start < rows.stop]
 
 
 def spans_within(plan: RunningPlan, first: int, stop: int) -> list[TokenSpan]:

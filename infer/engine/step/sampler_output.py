@@ -11,6 +11,11 @@ from ....core.casts import Array
 
 NUM_CANDIDATES: Final = 8
 _HEAD: Final = Struct("<3i")  # rows; alternatives of each, -1 without log-probabilities; candidates of each
+# Columns that no row requests, for decoded outputs: the engine reads none of them.
+_NO_LOGPROBS: Final = np.empty(0, np.float32)
+_NO_RANKS: Final = np.empty(0, np.int32)
+_NO_IDS: Final = np.empty((0, 0), np.int32)
+_NO_VALUES: Final = np.empty((0, 0), np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,7 @@ class SamplerOutput:
 
     @staticmethod
     def decode(data: bytes | bytearray) -> "SamplerOutput":
-        """Returns the output that `encode` wrote; where none was requested, it has no log-probabilities."""
+        """Returns the output that `encode` wrote; columns that no row requests are empty."""
         num_rows, most, num_candidates = _HEAD.unpack_from(data)
         offset = _HEAD.size
 
@@ -59,8 +64,10 @@ class SamplerOutput:
         if most >= 0:
             columns += [take("<f4"), take("<i4")]
             columns += [take(code, most).reshape(num_rows, most) for code in ("<i4", "<f4")]
-        columns.append(take("<i4", num_candidates).reshape(num_rows, num_candidates))
-        return SamplerOutput(*columns) if most >= 0 else SamplerOutput.of_tokens(*columns)
+        else:
+            columns += [_NO_LOGPROBS, _NO_RANKS, _NO_IDS, _NO_VALUES]
+        columns.append(take("<i4", num_candidates).reshape(num_rows, num_candidates) if num_candidates else _NO_IDS)
+        return SamplerOutput(*columns)
 
     @staticmethod
     def of_tokens(token_ids: Array, finite: Array, candidates: Array | None = None) -> "SamplerOutput":

@@ -141,15 +141,17 @@ def _compute(channel: Channel, backend: Backend, batch: PersistentBatch, put_ada
             messages.append(decode_message(frame.body))
         if messages and knows_tokens:
             plan = batch.plan(messages.popleft())
-            output = backend.step(plan, channel.receive_masks)
+            output = backend.step(plan, channel.receive_masks, channel)
             knows_tokens = output is not None and not output.candidates.size
             if output is None:
                 continue
-            channel.send_result(output)
             if knows_tokens:
                 batch.feed(output.token_ids)
             ahead = backend.decode_ahead(plan, channel)
-            if ahead is not None and ahead.tokens is not None:
+            if ahead is None:
+                continue
+            batch.extend(ahead.new_blocks)
+            if ahead.tokens is not None:
                 batch.feed(ahead.tokens)
-            if ahead is not None and ahead.has_next:
+            if ahead.has_next:
                 messages.append(NEXT_TOKENS)

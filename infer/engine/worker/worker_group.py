@@ -1,19 +1,20 @@
 """The engine's side of its workers: their jobs, messages, deaths and end."""
 
 import select
-import selectors
 import socket
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Final
 
 from ....core.casts import Array
 from ....core.errors import Cancelled, WorkerDied
 from ..job import Job
-from ..step.channel import Frame, error_from, masks_frame, receive, tokens_frame
+from ..step.channel import Frame, error_from, masks_frame, tokens_frame
+from ..step.rank_frames import RankFrames
 from ..step.sampler_output import SamplerOutput
 from .adapter_loaders import AdapterLoaders, PackedOrder
 from .adapter_order import AdapterOrder
@@ -55,10 +56,10 @@ class WorkerGroup:
         self._wake_up, self._woken = socket.socketpair()
         self._wake_up.setblocking(False)
         self._woken.setblocking(False)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._woken, selectors.EVENT_READ, None)
-        if beside is not None:  # a selector has a descriptor of its own, ready when one of its sockets is
-            self._selector.register(beside._selector, selectors.EVENT_READ, beside)
+        if beside is None:
+            self._frames: RankFrames = RankFrames(self._woken)
+        else:
+            self._frames = RankFrames(self._woken, beside._frames, partial(beside._expect_silence, 0.0))
 
     @property
     def process_ids(self) -> tuple[int, ...]:
@@ -83,7 +84,7 @@ class WorkerGroup:
         self._loaders = AdapterLoaders(self._processes.loader_connections())
         with tempfile.TemporaryDirectory(prefix="tk-infer-") as folder:
             for rank, connection in enumerate(self._connections):
-                self._register(connection, rank)
+                self._register(connection)
                 frame = Frame("start", asdict(replace(job, rank=rank, store=f"{folder}/store")))
                 self._send(frame, [connection])
             loading, kernels = set(range(job.tp)), ""
@@ -101,10 +102,10 @@ class WorkerGroup:
                     kernels = frame.values["kernels"] if rank == 0 else kernels
             return kernels
 
-    def _register(self, connection: socket.socket, rank: int) -> None:
+    def _register(self, connection: socket.socket) -> None:
         try:
             connection.setblocking(False)
-            self._selector.register(connection, selectors.EVENT_READ, rank)
+            self._frames.add(connection, partial(self._wait_for, connection, select.POLLIN))
         except (ValueError, OSError) as error:  # another thread has closed the processes and their connections
             raise Cancelled("The workers were closed while they were starting.") from error
 
@@ -115,8 +116,7 @@ class WorkerGroup:
             WorkerDied: also if `kill` was called, which is for good.
         """
         begun = time.monotonic()
-        for connection in self._connections:
-            self._selector.unregister(connection)
+        self._frames.forget()
         self._connections, self._uninformed = (), []
         self._loaders.close()
         self._processes.close()
@@ -233,7 +233,7 @@ class WorkerGroup:
         """Ends all processes: at once if `kill`, else after a time to end by themselves; a second call does nothing."""
         self._loaders.close()
         self._processes.close(kill)
-        self._selector.close()
+        self._frames.close()
         self._wake_up.close()
         self._woken.close()
 
@@ -254,14 +254,10 @@ class WorkerGroup:
                 except OSError:  # `_receive` reports a dead rank by its number
                     break
 
-    def _wait_for_ranks(self, seconds: float) -> list[int]:
+    def _wait_for_ranks(self, seconds: float) -> Sequence[int]:
         """Waits for messages, or at most so long, or until `wake`; returns the ranks that sent one."""
-        ready = [key.data for key, _ in self._selector.select(seconds)]
-        for each in ready:
-            if isinstance(each, WorkerGroup):
-                each._expect_silence(0.0)
-        ranks = [each for each in ready if isinstance(each, int)]
-        if ready and not ranks:
+        ranks, is_woken = self._frames.wait(seconds)
+        if is_woken and not ranks:
             self._awake()
         return ranks
 
@@ -287,8 +283,7 @@ class WorkerGroup:
             raise Cancelled("The engine was closed.")
 
     def _receive(self, rank: int) -> Frame:
-        connection = self._connections[rank]
-        frame = receive(connection, lambda: self._wait_for(connection, select.POLLIN))
+        frame = self._frames.receive(rank)
         if frame is not None:
             return frame
         code = self._processes.exit_code(rank, REPORT_TIMEOUT)

@@ -47,12 +47,18 @@ class Hanging:
             os.kill(process, signal.SIGSTOP)
 
     def _new_children(self) -> set[int]:
-        return set(self.serving.worker_ids()) - self._workers
+        """Returns the new children that run a program of their own: one before that would also stop its server."""
+        servers = _command(self.serving.process.pid)
+        return {child for child in set(self.serving.worker_ids()) - self._workers if _command(child) != servers}
 
     def _cpu_time(self) -> float:
         """Returns the seconds of CPU time that the new children have used."""
         fields = [Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split() for child in self._new_children()]
         return sum(int(stat[11]) + int(stat[12]) for stat in fields) / os.sysconf("SC_CLK_TCK")
+
+
+def _command(process: int) -> bytes:
+    return Path(f"/proc/{process}/cmdline").read_bytes()
 
 
 @contextmanager

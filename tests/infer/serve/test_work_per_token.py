@@ -136,7 +136,9 @@ def test_a_token_takes_few_calls(
     """The bounds are 3 % more than were needed before fair places, watched steps and certain places of tokens."""
     made: list[SteppedWorkers] = []
 
-    def make_workers(processes: WorkerProcesses, watch: StepWatch, on_wake: Callable[[], object]) -> SteppedWorkers:
+    def make_workers(
+        processes: WorkerProcesses, watch: StepWatch, on_wake: Callable[[], object], beside: None
+    ) -> SteppedWorkers:
         made.append(SteppedWorkers(processes, watch, on_wake))
         return made[-1]
 

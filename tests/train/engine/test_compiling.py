@@ -1,14 +1,17 @@
 """`[train] compile`: compiled layers give the model of uncompiled ones, in every layout, and share one program."""
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch._inductor.utils import run_and_get_code
 
 from tk.core.config import parse
 from tk.core.errors import ConfigError
+from tk.parallel.head_loss import RowStatistics, exponential_sums, overwrite_by_gradient
 from tk.tests.rank_pool import RankPool
 from tk.tests.train.conftest import Configure
 from tk.tests.train.run_training import run_training
@@ -70,9 +73,30 @@ def test_compiled_layers_equal_uncompiled_ones(rank_pool: RankPool, configure: C
     np.testing.assert_allclose(compiled["grad_norm"], eager["grad_norm"], rtol=1e-4)
     assert compiled["programs"]
     if name == "zero 3":
-        assert compiled["programs"] == 2, "all layers share one program, and another one for evaluation"
+        assert compiled["programs"] == 4, "one of all layers, another one for evaluation, and the steps of the loss"
     if name in ("adapters", "adapters with dropout"):
-        assert compiled["programs"] == 3, "the first layer, whose input has no gradient; all others; evaluation"
+        assert compiled["programs"] == 5, "the first layer, whose input has no gradient; all others; evaluation; loss"
+
+
+@pytest.mark.matrix
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # the compiler's own
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_steps_of_the_loss_make_no_copy_of_the_logits(dtype: torch.dtype) -> None:
+    """Their results are those of the plain steps, and the only memory that they take has a number for each row."""
+    torch._dynamo.reset()
+    logits_RV = torch.randn(512, 4096, generator=torch.Generator().manual_seed(0)).to(dtype)
+    top_R = logits_RV[:, :4000].amax(dim=-1).float()
+    sums = torch.compile(exponential_sums, dynamic=False)
+    total_R, programs = run_and_get_code(sums, logits_RV[:, :4000], top_R)
+    torch.testing.assert_close(total_R, exponential_sums(logits_RV[:, :4000], top_R))
+    targets_R1, here_R = torch.randint(0, 4000, (512, 1)), torch.arange(512) % 3 > 0
+    rows = RowStatistics(top_R, total_R, targets_R1, here_R, here_R.float().unsqueeze(-1) / 8)
+    expected, found = logits_RV.clone(), logits_RV.clone()
+    overwrite_by_gradient(expected[:, :4000], rows)
+    _, more = run_and_get_code(torch.compile(overwrite_by_gradient, dynamic=False), found[:, :4000], rows)
+    torch.testing.assert_close(found, expected)
+    made = [size for program in (*programs, *more) for size in re.findall(r"empty_strided_cpu\((.*?\))", program)]
+    assert set(made) == {"(512, )"}
 
 
 def test_without_a_compiler_nothing_is_begun(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:

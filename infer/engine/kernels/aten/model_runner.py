@@ -14,7 +14,8 @@ from ...options import MAX_HEAD_ROWS
 from ...program.adapters import RankAdapter
 from ...program.lower import Program
 from ...program.operations import Head, Multiply, Route
-from ...step.running_plan import RunningPlan, spans_within
+from ...step.channel import Channel
+from ...step.running_plan import RunningPlan, ranges_within, spans_within
 from ...step.sampler_output import SamplerOutput
 from ...step.sampling_rows import SamplingRows
 from ..backend import Backend, Masks, no_masks
@@ -87,8 +88,8 @@ class ModelRunner(Backend):
             self.head_sizes = agreeing_sizes(head, weights.dtype, cache.device, MAX_HEAD_ROWS, tp)
 
     @torch.inference_mode()
-    def step(self, plan: RunningPlan, masks: Masks = no_masks) -> SamplerOutput | None:
-        """Computes a step, stores its keys and values; returns the sampler's output on rank 0, else None."""
+    def step(self, plan: RunningPlan, masks: Masks = no_masks, channel: Channel | None = None) -> SamplerOutput | None:
+        """Computes a step, stores its keys and values; returns and sends the sampler's output on rank 0, else None."""
         outputs, found, kept = [], None, list[Array]()
         for first, logits_RV in self._logits(plan):
             if self._tp.rank == 0:
@@ -99,7 +100,10 @@ class ModelRunner(Backend):
                 if plan.rows.have_candidates:
                     kept.append(logits)
         self._kept = (plan.rows, np.concatenate(kept)) if kept else None
-        return SamplerOutput.join(outputs) if outputs else None
+        output = SamplerOutput.join(outputs) if outputs else None
+        if channel is not None and output is not None:
+            channel.send_result(output)
+        return output
 
     def sample_again(self, masks: Array, rows: Array) -> SamplerOutput:
         """Samples the rows of the last step again, some of them with masks: see `Backend`."""
@@ -132,7 +136,7 @@ class ModelRunner(Backend):
         normed_RD = torch.cat([self._forward(each) for each in passes])
         if not len(normed_RD):
             yield 0, torch.empty(0, self._interpreter.program.vocab_size, device=self._cache.device)
-        ranges = _ranges_of_rows(plan)
+        ranges = plan.adapter_logits
         for first in range(0, len(normed_RD), MAX_HEAD_ROWS):
             yield first, self._heads(normed_RD[first : first + MAX_HEAD_ROWS], first, ranges)
 
@@ -156,11 +160,8 @@ class ModelRunner(Backend):
 
     def _within(self, ranges: Array, tile: RowTile) -> list[AdaptedRange]:
         """Returns the rows of a tile that have an adapter, of those of all tiles: int32 [N, 3], as `adapter_rows`."""
-        cut_rows = (
-            (slice(max(0, first - tile.first), min(stop, tile.stop) - tile.first), slot)
-            for first, stop, slot in ranges.tolist()
-        )
-        return [AdaptedRange(rows, self._adapters[slot]) for rows, slot in cut_rows if rows.start < rows.stop]
+        found = ranges_within(ranges, tile.first, tile.stop)
+        return [AdaptedRange(rows, self._adapters[slot]) for rows, slot in found]
 
     def _heads(self, normed_RD: torch.Tensor, first: int, ranges: Array) -> torch.Tensor:
         """Returns the logits of rows, fp32 [R, vocab_size], in tiles; their numbers begin with `first`."""
@@ -178,13 +179,6 @@ class ModelRunner(Backend):
         padded_RD[:num_rows] = normed_RD
         whole_RV = torch.cat(all_gather(self._interpreter.head(padded_RD, adapted), self._tp), dim=-1)
         return whole_RV[:num_rows, : self._interpreter.program.vocab_size].float()
-
-
-def _ranges_of_rows(plan: RunningPlan) -> Array:
-    """Returns the rows of logits with an adapter, as `RunningPlan.adapter_rows` has the tokens; rows ascend."""
-    ranges = plan.adapter_rows.copy()
-    ranges[:, :2] = np.searchsorted(plan.rows.token, ranges[:, :2])
-    return ranges
 
 
 def _distinct(

@@ -105,6 +105,16 @@ class PreparedProduct:
         """Returns the sum of each slice, [..., F] in fp32."""
         return self._sums(x_ND.float()) if self.dtype == torch.float32 else self.widened()._sums(x_ND.float())
 
+    def unrounded(self, x_ND: torch.Tensor) -> torch.Tensor:
+        """Returns the product in fp32, [..., F]; on a GPU by its products of 16 bits, whose sums are fp32."""
+        if x_ND.device.type != "cuda" or self.dtype == torch.float32:
+            return tree_sum(self.slice_sums(x_ND))
+        (weight,) = self.slices  # a GPU's sums in 16 bits are not cut
+        blocks = weight.chunk(self.num_transposed) if self.num_transposed else (weight.t(),)
+        parts = [torch.mm(x_ND, block, out_dtype=torch.float32) for block in blocks]
+        y_NF = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        return y_NF if self.bias is None else y_NF + self.bias
+
     def _sums(self, x_ND: torch.Tensor) -> list[torch.Tensor]:
         if len(self.slices) == 1:
             return [product(x_ND, self.slices[0], self.num_transposed, self.bias)]

@@ -5,7 +5,9 @@ writes the frames of step/channel.py.
 """
 
 from collections.abc import Sequence
+from ctypes import addressof
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -17,7 +19,8 @@ from ...step.sampling_rows import SamplingRows
 from ..sampler.block import SamplingBatch
 from .binding.structures import EngineChannel, NativeModel, StepArrays
 
-_NO_MASKS = np.empty((0, 0), np.uint32)
+_NO_MASKS: Final = np.empty((0, 0), np.uint32)
+_NEW_BLOCKS: Final = 16  # of a span, for which C has room while it decodes ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,51 +42,73 @@ def assign(plan: RunningPlan, model: NativeModel) -> AssignedPlan:
     advancing = (plan.tokens, plan.positions, plan.slots, plan.rows.new_number)
     assert all(each.flags.c_contiguous for each in advancing), "C advances the arrays of the plan, not copies"
     num_spans, num_tokens = len(plan.span_length), len(plan.tokens)
+    num_blocks = plan.block_tables.shape[1]
+    tables = np.zeros((num_spans, num_blocks + _NEW_BLOCKS), np.int32)
+    tables[:, :num_blocks] = plan.block_tables
     spans = np.zeros((num_spans, 4), np.int32)
     spans[:, 0], spans[:, 1] = np.cumsum(plan.span_length) - plan.span_length, plan.span_length
-    spans[:, 3] = np.arange(num_spans) * plan.block_tables.shape[1]
-    fixed = (np.ascontiguousarray(each, np.int32) for each in (plan.block_tables, plan.rows.token))
+    spans[:, 3] = np.arange(num_spans) * tables.shape[1]
+    row_tokens = np.ascontiguousarray(plan.rows.token, np.int32)
     adapted, adapter_of = np.ascontiguousarray(plan.adapter_rows), plan.adapter_of
-    arrays = [*advancing[:3], spans, *fixed, np.empty(num_tokens, np.int32), adapted]
+    arrays = [*advancing[:3], spans, tables, row_tokens, np.empty(num_tokens, np.int32), adapted]
     places = (each.ctypes.data for each in arrays)
     model.step = StepArrays(num_tokens, num_spans, len(plan.rows), 0, *places, len(adapted))
+    model.step.table_blocks = tables.shape[1]
     if len(adapted):
         model.step.adapter_of = adapter_of.ctypes.data
     return AssignedPlan(plan.generation, plan.rows, [*arrays, adapter_of])
 
 
-class DecodeAhead:
-    """The arguments of `Kernels.decode_ahead`, for one plan.
+class EngineExchange:
+    """What C reads from the engine and sends to it: the arguments of `Kernels.decode_ahead`, and of steps that answer.
 
     Args:
         channel: the rank's socket to the engine.
-        num_rows: the number of rows of the plan.
-        batch: the sampler's block of these rows, with their options and results.
-        have_candidates: whether the rows have candidates.
+        batch: the sampler's block, with the options and results of rows.
+        capacity: the largest number of rows of a block.
 
     Attributes:
+        channel: that socket.
         arguments: the arguments as C reads them, as long as this object lives.
     """
 
-    def __init__(self, channel: Channel, num_rows: int, batch: SamplingBatch, have_candidates: bool) -> None:
-        tokens, num_candidates = np.zeros(num_rows, np.int32), NUM_CANDIDATES * have_candidates
-        candidates = np.zeros((num_rows, num_candidates), np.int32)
-        output = SamplerOutput.of_tokens(tokens, np.zeros(num_rows, np.uint8), candidates)
-        self._result = np.frombuffer(bytearray(result_frame(output).encode()), np.uint8)
+    def __init__(self, channel: Channel, batch: SamplingBatch, capacity: int) -> None:
+        none = np.empty(0, np.int32)
+        result = result_frame(SamplerOutput.of_tokens(none, none.astype(np.uint8))).encode()
+        room = bytes(capacity * (4 + 1 + 4 * NUM_CANDIDATES))
+        self.channel = channel
+        self._result = np.frombuffer(bytearray(result + room), np.uint8)
+        self._frame: Array = np.zeros(len(NEXT_STEP) + 8 * capacity, np.uint8)
+        self._added: Array = np.zeros((_NEW_BLOCKS * capacity, 2), np.int32)
         self.arguments = EngineChannel(
             descriptor=channel.connection.fileno(),
             answers=channel.answers,
             result=self._result.ctypes.data,
-            result_bytes=self._result.nbytes,
             sampled=batch.token_ids,
             finite=batch.finite,
             candidates=batch.candidates,
-            numbers=batch.new_number,
-            mask=batch.mask,
             masks=batch.address_of("masks"),
             mask_stride=batch.address_of("mask_stride"),
-            num_candidates=num_candidates,
+            frame=self._frame.ctypes.data,
+            frame_bytes=self._frame.nbytes,
+            added=self._added.ctypes.data,
+            most_added=len(self._added),
         )
         self.arguments.next_step[:] = NEXT_STEP
-        self.arguments.tokens[:] = tokens_frame(tokens).encode()[: HEADER.size]
-        self.arguments.again[:] = masks_frame(_NO_MASKS, tokens).encode()[: HEADER.size - 4]  # up to the body's size
+        self.arguments.tokens[:] = tokens_frame(none).encode()
+        self.arguments.again[:] = masks_frame(_NO_MASKS, none).encode()[: HEADER.size - 4]  # up to the body's size
+
+    def assign(self, batch: SamplingBatch, have_candidates: bool) -> None:
+        """Points to the rows that the block has now, of which the engine may choose the tokens among candidates."""
+        self.arguments.numbers, self.arguments.mask = batch.new_number, batch.mask
+        self.arguments.num_candidates = NUM_CANDIDATES * have_candidates
+
+    @property
+    def address(self) -> int:
+        """The address of the arguments, for `NativeModel.channel`."""
+        return addressof(self.arguments)
+
+    @property
+    def new_blocks(self) -> Array:
+        """The new blocks of the last call, as `DecodedAhead` has them: int32 [.., 2]."""
+        return self._added[: self.arguments.num_added].copy()

@@ -86,16 +86,17 @@ class NativeRunner(Backend):
         if self._model.pool:
             self._weights.kernels.stop_threads(byref(self._model))
 
-    def step(self, plan: RunningPlan, masks: Masks = no_masks) -> SamplerOutput:
+    def step(self, plan: RunningPlan, masks: Masks = no_masks, channel: Channel | None = None) -> SamplerOutput:
         """Computes a step, stores its keys and values; returns the sampler's output on every rank.
 
-        Where a row has a mask, the logits are computed while it is made, and sampled in a call of their own.
+        Where a row has a mask, the logits are computed while it is made, and sampled in a call of their own. Otherwise
+        C sends the results, unless they have log-probabilities or come in parts.
         """
         self._assign(plan)
         are_masked = plan.rows.are_masked
         outputs, found, sampler = [], None, self._sampler
         self._model.sampling = sampler.address if sampler and not are_masked else None
-        for rows in self._run(plan):
+        for rows in self._run(plan, channel):
             if are_masked and found is None:
                 found = masks()
             if sampler is None:  # every rank comes to the same results
@@ -104,7 +105,10 @@ class NativeRunner(Backend):
             if are_masked:
                 self._sample(sampler, rows, found)
             outputs.append(sampler.output(rows))
-        return outputs[0] if len(outputs) == 1 else SamplerOutput.join(outputs)
+        output = outputs[0] if len(outputs) == 1 else SamplerOutput.join(outputs)
+        if channel is not None and not self._model.channel:
+            channel.send_result(output)
+        return output
 
     def sample_again(self, masks: Array, rows: Array) -> SamplerOutput:
         """Samples the rows of the last step again, some of them with masks: see `Backend`."""
@@ -124,8 +128,8 @@ class NativeRunner(Backend):
             return None
         steps = self._weights.kernels.decode_ahead(byref(self._model), byref(ahead.arguments))
         if ahead.arguments.num_candidates:
-            return DecodedAhead(None, bool(ahead.arguments.has_next))
-        return DecodedAhead(self._sampler.output(plan.rows).token_ids) if steps else None
+            return DecodedAhead(None, bool(ahead.arguments.has_next), ahead.new_blocks)
+        return DecodedAhead(self._sampler.output(plan.rows).token_ids, new_blocks=ahead.new_blocks) if steps else None
 
     def pack_adapter(self, slot: int, adapter: RankAdapter) -> Callable[[], object]:
         """Packs an adapter for a slot: see `Backend`."""
@@ -147,18 +151,20 @@ class NativeRunner(Backend):
             self._assigned = assign(plan, self._model)
             self._cache.assign(plan.twins, plan.forks)
 
-    def _run(self, plan: RunningPlan) -> Iterator[SamplingRows]:
+    def _run(self, plan: RunningPlan, channel: Channel | None = None) -> Iterator[SamplingRows]:
         """Computes the step of the assigned plan in parts of its rows; yields each when its logits are sampled.
 
         The next part overwrites logits and samples; a step without rows has one empty part.
         """
         model, num_rows, most = self._model, len(plan.rows), len(self._buffers.logits)
-        compute = self._weights.kernels.step
+        compute, model.channel = self._weights.kernels.step, None
         for first in range(0, max(1, num_rows), most):
             rows = plan.rows.part(first, first + most)
             model.head_first, model.head_count = first, len(rows)
             if self._sampler is not None and model.sampling:
                 self._sampler.prepare(rows, plan.generation if num_rows <= most else 0)
+                exchange = self._sampler.exchange(channel) if channel is not None and num_rows <= most else None
+                model.channel = None if exchange is None else exchange.address
             compute(byref(model))
             yield rows
             compute = self._weights.kernels.head

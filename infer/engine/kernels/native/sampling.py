@@ -12,7 +12,7 @@ from ..sampler.native_sampler import NativeSampler
 from .binding.memory import lazy
 from .binding.structures import Sampling
 from .buffers import RankBuffers
-from .decode_ahead import DecodeAhead
+from .decode_ahead import EngineExchange
 
 
 class StepSampler:
@@ -33,7 +33,7 @@ class StepSampler:
         self._sampler = sampler  # its library stays loaded
         self._generation = 0  # of the plan all rows of which the block has, without masks; 0: it has others
         self._most, self._have_candidates = 0, False  # the alternatives of its rows; whether one has candidates
-        self._ahead: DecodeAhead | None = None  # with the rows that the block has
+        self._exchange: EngineExchange | None = None
         self._arguments = Sampling(
             rows=cast(sampler.sample_rows, c_void_p).value,
             batch=addressof(self._block.batch),
@@ -57,19 +57,27 @@ class StepSampler:
         if generation and generation == self._generation:
             return
         self._block.fill(rows, masks)
-        self._generation, self._ahead = generation, None
+        self._generation = generation
         self._most, self._have_candidates = most_alternatives(rows), rows.have_candidates
 
-    def decode_ahead(self, plan: RunningPlan, channel: Channel) -> DecodeAhead | None:
+    def exchange(self, channel: Channel) -> EngineExchange | None:
+        """Returns the arguments with which kernels send the results of the rows that were prepared last.
+
+        None, if these request log-probabilities.
+        """
+        if self._most != NO_LOGPROBS:
+            return None
+        if self._exchange is None or self._exchange.channel is not channel:
+            self._exchange = EngineExchange(channel, self._block.batch, self._block.capacity)
+        self._exchange.assign(self._block.batch, self._have_candidates)
+        return self._exchange
+
+    def decode_ahead(self, plan: RunningPlan, channel: Channel) -> EngineExchange | None:
         """Returns the arguments with which kernels sample further tokens of the rows of a plan.
 
         None, if these were not prepared last, or have a mask, or request log-probabilities.
         """
-        if not plan.generation or plan.generation != self._generation or self._most != NO_LOGPROBS:
-            return None
-        if self._ahead is None:
-            self._ahead = DecodeAhead(channel, len(plan.rows), self._block.batch, self._have_candidates)
-        return self._ahead
+        return self.exchange(channel) if plan.generation and plan.generation == self._generation else None
 
     def output(self, rows: SamplingRows) -> SamplerOutput:
         """Returns the samples of the rows that were prepared last, those of other ranks included."""

@@ -15,6 +15,8 @@ from ..aten.kv_cache import KVCache
 from .cache import LayerPages
 from .formats import store_vectors
 from .hadamard import hadamard
+from .rows.norms import NO_VECTORS
+from .step.step_adapters import LINE
 from .tilings import width_of
 
 _ELEMENTS = 128  # of a program, at least
@@ -27,12 +29,14 @@ class HeadWeights(NamedTuple):
         q_norm, k_norm: the weights of the RMSNorms of query and key heads, [E] each; both or neither.
         factors: the factors of queries, by which keys are divided: fp32 [K, E].
         eps: the epsilon of the norms.
+        own: the weights of these norms by adapters.
     """
 
     q_norm: Any = None
     k_norm: Any = None
     factors: Any = None
     eps: float = 0.0
+    own: Any = NO_VECTORS
 
 
 class _Heads(NamedTuple):
@@ -53,6 +57,7 @@ class _Shape:
     size: int
     block: int
     tokens: int
+    line: int
 
 
 @triton.jit
@@ -141,14 +146,19 @@ def rotate_and_append_kernel(
     at = (tokens * (S.heads + 2 * S.kv_heads) + head) * S.dim
     columns = tl.arange(0, S.width)
     has = real[:, None] & (columns < S.dim)[None, :]
+    q_norm, k_norm = weights.q_norm, weights.k_norm
+    if weights.own.numbers is not None:
+        kind = rows.qkv.dtype.element_ty
+        line = weights.own.lines + tl.load(weights.own.numbers + tokens, mask=real, other=0)[:, None] * S.line
+        q_norm, k_norm = tl.load(line).to(tl.pointer_type(kind)), tl.load(line + 1).to(tl.pointer_type(kind))
     kv_head = head - S.heads
     if kv_head < 0:
-        x = _turned_head(rows.qkv, at, tokens, real, weights.q_norm, weights.eps, rotation, S)
+        x = _turned_head(rows.qkv, at, tokens, real, q_norm, weights.eps, rotation, S)
         if weights.factors is not None:
             factor = weights.factors + head // (S.heads // S.kv_heads) * S.dim + columns
             x *= tl.load(factor, mask=columns < S.dim, other=1.0)[None, :]
     elif kv_head < S.kv_heads:
-        x = _turned_head(rows.qkv, at, tokens, real, weights.k_norm, weights.eps, rotation, S)
+        x = _turned_head(rows.qkv, at, tokens, real, k_norm, weights.eps, rotation, S)
         if weights.factors is not None:
             factor = weights.factors + kv_head * S.dim + columns
             x /= tl.load(factor, mask=columns < S.dim, other=1.0)[None, :]
@@ -200,6 +210,7 @@ def rotate_and_append(
         size=cache.rotated_size,
         block=cache.block_size,
         tokens=tokens,
+        line=LINE,
     )
     rotate_and_append_kernel[(triton.cdiv(len(qkv), tokens), heads + 2 * kv_heads)](
         _Heads(qkv, query, slots), rotation, weights, LayerPages.of(cache, layer), len(qkv), shape, num_warps=1

@@ -14,7 +14,7 @@ from ...program.weights import LoadParams
 from ..aten.prepare import load_rank, runner_of
 from ..backend import Backend
 from .launches import FixedKernels, TritonKernels
-from .run.assembly import assemble
+from .run.assembly import assemble, with_slots
 from .run.graphs import CudaGraphs, Recorder, RepeatedRuns
 from .run.loaded_rank import LoadedRank
 from .self_check import LONGEST, why_not_serve
@@ -30,7 +30,7 @@ def prepare(job: Job, program: Program, load: LoadParams) -> Backend:
         ConfigError: torch cannot use the GPU, the cache does not fit on it, or the kernels that are asked for fail
             their check.
     """
-    loaded = LoadedRank(program, *load_rank(job, program, load), is_fixed=job.batch_invariant)
+    loaded = with_slots(LoadedRank(program, *load_rank(job, program, load), is_fixed=job.batch_invariant), job)
     aten = runner_of(job, program, loaded.weights, loaded.cache, loaded.tp)
     try:
         found, reason = _checked(job, loaded, aten)

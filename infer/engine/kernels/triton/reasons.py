@@ -41,7 +41,9 @@ def why_not_here() -> str:
 
 def why_not(options: EngineOptions) -> str:
     """Returns the reason why Triton's kernels cannot serve with some options; "" if they may."""
-    return "Triton's kernels serve no adapters" if options.num_adapters else why_not_on(options.tp)
+    if options.batch_invariant and options.num_adapters:
+        return "Triton's kernels serve no adapters with --batch-invariant"
+    return why_not_on(options.tp)
 
 
 def why_not_on(num_gpus: int) -> str:

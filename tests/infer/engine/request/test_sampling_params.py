@@ -102,8 +102,8 @@ def test_every_field_is_an_option_that_the_wire_has_with_the_same_default() -> N
 
 @pytest.mark.parametrize("name", ["min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"])
 def test_an_option_is_written_down_in_few_files(name: str) -> None:
-    """Its field, its effect in numpy and in C, its column in a step; the .proto apart."""
+    """Its field, its effect in numpy, in C and in Triton, its column in a step; the .proto apart."""
     root = Path(tk.__file__).parent
     files = [path for ending in ("py", "c", "h") for path in (root / "infer").rglob(f"*.{ending}")]
     naming = [str(path.relative_to(root)) for path in files if re.search(rf"\b{name}\b", path.read_text())]
-    assert len(naming) <= 5, naming
+    assert len(naming) <= 6, naming

@@ -18,7 +18,7 @@ from tk.infer.engine.schedule.waiting.admission import Limits
 from tk.infer.engine.step.persistent_batch import PersistentBatch
 from tk.infer.engine.step.running_plan import RunningPlan
 from tk.infer.engine.step.sampling_rows import SAMPLE, SamplingRows, ScoredRow
-from tk.infer.engine.step.step_message import NextTokens, decode_message
+from tk.infer.engine.step.step_message import NEXT_TOKENS, NextTokens, decode_message
 from tk.tests.infer.engine.schedule.new_sample import new_sample
 from tk.tests.infer.full_plan import Planned, full_plan
 
@@ -179,6 +179,9 @@ class Traffic:
         if isinstance(decoded, NextTokens):
             self.seen["went on"] += 1
             self.seen["new blocks"] += len(decoded.blocks)
+            if self.seen["new blocks"] % 2:  # as a backend that took the message by itself
+                self.batch.extend(decoded.blocks)
+                decoded = NEXT_TOKENS
         plan = self.batch.plan(decoded)
         assert_same(plan, full_plan(planned, BLOCK_SIZE, STOPPING, scored))
         self.seen["masked"] += plan.rows.are_masked
@@ -188,13 +191,14 @@ class Traffic:
         tokens = [
             next_token([*chunk.sample.tokens(0, chunk.stop), *chunk.proposals[:i]])
             for chunk in sampling
-            for i in range(len(chunk.proposals) + 1)
+            for i in range(chunk.num_sure, len(chunk.proposals) + 1)
         ]
         results = np.zeros(len(plan.rows), np.int32)
         results[plan.rows.target == SAMPLE] = tokens
         self.batch.feed(results)
         for chunk in sampling:
-            self.take(chunk, [tokens.pop(0) for _ in range(len(chunk.proposals) + 1)])
+            sampled = [tokens.pop(0) for _ in range(chunk.num_sure, len(chunk.proposals) + 1)]
+            self.take(chunk, [*chunk.proposals[: chunk.num_sure], *sampled])
         self.seen["steps"] += 1
         self.seen["scored"] += len(scored)
 
@@ -288,3 +292,20 @@ def test_a_block_takes_the_place_of_a_shared_one() -> None:
     plan = batch.plan(decode_message(writer.write([ScheduledChunk(sample, 20, 1)]).encode()))
     assert plan.block_tables.tolist() == [[3, 6]]
     assert (plan.slots.tolist(), plan.forks.tolist()) == ([6 * 16 + 4], [[8, 6]])
+
+
+def test_tables_get_the_blocks_of_several_steps_at_once() -> None:
+    writer, batch = BatchWriter(2), PersistentBatch(4)
+    chunks = []
+    for number in range(2):
+        sample = new_sample(number, range(3), 40)
+        sample.table.blocks = [number + 1]
+        chunks.append(ScheduledChunk(sample, 0, 3))
+    plan = batch.plan(decode_message(writer.write(chunks[::-1]).encode()))
+    batch.feed(np.array([8, 9], np.int32))
+    generation = plan.generation
+    batch.extend(np.array([[1, 7], [0, 5], [1, 6], [0, 4], [1, 3]], np.int32))
+    assert plan.block_tables.tolist() == [[2, 5, 4, 0], [1, 7, 6, 3]]
+    assert plan.generation == generation
+    batch.extend(np.empty((0, 2), np.int32))
+    assert plan.block_tables.tolist() == [[2, 5, 4, 0], [1, 7, 6, 3]]

@@ -25,7 +25,9 @@ def test_a_result_comes_back_from_its_bytes() -> None:
         again = SamplerOutput.decode(output.encode())
         for f in fields(SamplerOutput):
             one, two = getattr(again, f.name), getattr(output, f.name)
-            assert (one.dtype, one.tolist()) == (two.dtype, two.tolist())
+            was_asked = f.name in ("token_ids", "finite", "candidates") or output.rank.any()
+            assert one.dtype == two.dtype
+            assert one.tolist() == two.tolist() if was_asked and two.size else not one.size
 
 
 def test_outputs_are_joined_with_the_widest_columns() -> None:

@@ -18,7 +18,7 @@ BF16_SETS: Final = ("avx512_bf16", "amx")  # for other dtypes their kernels are 
 _X86: Final = ("x86_64",)
 _AVX2: Final = ("-mavx2", "-mfma", "-mf16c")
 _AVX512: Final = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
-_BF16: Final = (*_AVX512, "-mavx512bf16")
+_BF16: Final = (*_AVX512, "-mavx512bf16", "-mavx512vnni")  # every CPU with the first has the second
 _AMX: Final = (*_BF16, "-mamx-tile", "-mamx-bf16")
 
 

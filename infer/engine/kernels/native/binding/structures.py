@@ -123,6 +123,7 @@ class StepArrays(Structure):
         ("adapted", c_void_p),
         ("num_adapted", c_int64),
         ("adapter_of", c_void_p),
+        ("table_blocks", c_int64),
     )
 
 
@@ -136,7 +137,6 @@ class EngineChannel(Structure):
         ("tokens", c_uint8 * 16),
         ("again", c_uint8 * 12),
         ("result", c_void_p),
-        ("result_bytes", c_int64),
         ("sampled", c_void_p),
         ("finite", c_void_p),
         ("candidates", c_void_p),
@@ -146,6 +146,11 @@ class EngineChannel(Structure):
         ("mask_stride", c_void_p),
         ("num_candidates", c_int32),
         ("has_next", c_int32),
+        ("frame", c_void_p),
+        ("frame_bytes", c_int64),
+        ("added", c_void_p),
+        ("most_added", c_int32),
+        ("num_added", c_int32),
     )
 
 
@@ -231,4 +236,5 @@ class NativeModel(Structure):
         ("counter", c_int32),
         ("low", c_void_p),
         ("low_stride", c_int64),
+        ("channel", c_void_p),
     )

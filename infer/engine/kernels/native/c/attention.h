@@ -85,26 +85,64 @@ static void add_tile_of_values(const struct model *m, const struct operation *op
     for (int64_t r = 0; int8 && r < item->rows; r++) add_sums(state, r, width, w->sums, w->weight_scales[r]);
 }
 
+// The largest scale of the values that a row sees; NaN if one of them is.
+static float largest_scale(const float *scales, struct seen seen) {
+    float largest = 0.0f, odd = 0.0f;
+    for (int64_t i = seen.from; i < seen.to; i++) {
+        largest = scales[i] > largest ? scales[i] : largest;
+        odd += scales[i] - scales[i];
+    }
+    return largest + odd;
+}
+
+// Turns the scores of a tile's keys [low, high) into weights, rounded for values in int8 as integers.
+static void weigh_for_integers(const struct model *m, const struct operation *op, const struct item *item,
+                               struct workspace *w, int64_t low, int64_t high, struct softmax *state) {
+    int64_t keys = (high - low + PANEL - 1) / PANEL * PANEL, size = m->block_size;
+    struct narrow_weights narrow = {.scales = w->value_scales, .step = 32};
+    float scores[ATTENTION_ROWS];
+    for (int64_t at = low; at < high; at += size)
+        memcpy(w->value_scales + at - low, page_of(m, op, item, at, 1) + m->scale_offset[1],
+               (size_t)size * sizeof(float));
+    raise_rows(m, op, item, w, low, high, state, scores);
+    struct seen before = {0, 0};
+    float of_values = 0.0f;
+    for (int64_t r = 0; r < item->rows; r++) {
+        struct seen seen = keys_seen(m, op, item, r, low, high);
+        if (seen.from != before.from || seen.to != before.to)
+            of_values = largest_scale(w->value_scales, seen), before = seen;
+        w->weight_scales[r] = seen.from < seen.to ? scale_of_weights(scores[r] - state->largest[r], of_values) : 0.0f;
+    }
+    for (int64_t r = 0; r < item->rows; r++) {
+        narrow.to = w->weights + r * KEY_TILE;
+        weigh(TO_INT16, w->scores + r * KEY_TILE, keys, keys_seen(m, op, item, r, low, high), &narrow,
+              w->weight_scales[r], state, r);
+    }
+}
+
+// The same where weights stay floats.
+static void weigh_for_floats(const struct model *m, const struct operation *op, const struct item *item,
+                             struct workspace *w, int64_t low, int64_t high, struct softmax *state) {
+    int64_t keys = (high - low + PANEL - 1) / PANEL * PANEL;
+    float scores[ATTENTION_ROWS];
+    raise_rows(m, op, item, w, low, high, state, scores);
+    for (int64_t r = 0; r < item->rows; r++)
+        weigh(WIDE, w->scores + r * KEY_TILE, keys, keys_seen(m, op, item, r, low, high), NULL, 0.0f, state, r);
+}
+
 // The keys [low, high) of a tile: scores, softmax, weighted values.
 static void attend_tile(const struct model *m, const struct operation *op, const struct item *item, struct workspace *w,
                         int64_t low, int64_t high, struct softmax *state) {
-    int64_t keys = (high - low + PANEL - 1) / PANEL * PANEL, size = m->block_size;
-    int64_t int8 = m->value_format == INT8 && !is_widened(m, INT8);
-    if (takes_tiles(m)) score_by_tiles(m, op, item, w, low, high);
-    else score_tile_of_keys(m, op, item, w, low, high);
-    for (int64_t at = low; int8 && at < high; at += size)
-        memcpy(w->value_scales + at - low, page_of(m, op, item, at, 1) + m->scale_offset[1],
-               (size_t)size * sizeof(float));
-    for (int64_t r = 0; r < item->rows; r++) {
-        float *s = w->scores + r * KEY_TILE;
-        struct seen seen = keys_seen(m, op, item, r, low, high);
-        const float *scales = int8 ? w->value_scales : NULL;
-        w->weight_scales[r] = weigh(s, keys, seen.from, seen.to, scales, state, r, padded_head(m));
-        if (takes_tiles(m)) round_weights_of_row(m, item, w, low, keys, r);
-        else if (scales) round_row(s, keys, w->weight_scales[r], w->weights + r * KEY_TILE);
+    if (takes_tiles(m)) {
+        score_by_tiles(m, op, item, w, low, high);
+        weigh_for_tiles(m, op, item, w, low, high, state);
+        add_by_tiles(m, op, item, w, low, high, state->values);
+        return;
     }
-    if (takes_tiles(m)) add_by_tiles(m, op, item, w, low, high, state->values);
-    else add_tile_of_values(m, op, item, w, low, high, state);
+    score_tile_of_keys(m, op, item, w, low, high);
+    if (m->value_format == INT8 && !is_widened(m, INT8)) weigh_for_integers(m, op, item, w, low, high, state);
+    else weigh_for_floats(m, op, item, w, low, high, state);
+    add_tile_of_values(m, op, item, w, low, high, state);
 }
 
 // The keys of a split that the rows of an item see.

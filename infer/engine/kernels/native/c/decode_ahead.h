@@ -1,6 +1,7 @@
 // Steps without the worker's Python between them: while the engine's next frame says just that every sequence goes on
-// with the token that it sampled, the plan advances here, and results are sent from here. Weights drive Python's code
-// and data out of the caches, so a step of Python's costs half a millisecond, in which no thread reads weights.
+// with the token that it sampled, perhaps in a new block, the plan advances here, and results are sent from here.
+// Weights drive Python's code and data out of the caches, so a step of Python's costs half a millisecond, in which no
+// thread reads weights.
 //
 // infer/engine/step/channel.py states the frames, and native/decode_ahead.py gives their beginnings to struct channel.
 #ifndef TK_DECODE_AHEAD_H
@@ -34,11 +35,48 @@ static void advance(struct model *m, const struct channel *c) {
     refresh(m);
 }
 
-// Whether the engine's next frame is there already, and is the one on which the rank decodes ahead; then it is taken.
-static int consume_next_step(const struct channel *c) {
-    char seen[sizeof c->next_step];
-    if (recv(c->descriptor, seen, sizeof seen, MSG_PEEK | MSG_DONTWAIT) != sizeof seen) return 0;
-    return !memcmp(seen, c->next_step, sizeof seen) && recv(c->descriptor, seen, sizeof seen, 0) == sizeof seen;
+// Whether spans enter new blocks, each given behind its span, for whose numbers there is room.
+static int have_room(const struct model *m, const struct channel *c, const int32_t *added, int64_t count) {
+    const struct step *s = &m->step;
+    if (c->num_added + count > c->most_added) return 0;
+    for (int64_t i = 0; i < count; i++) {
+        int32_t span = added[2 * i];
+        if (span < 0 || span >= s->spans) return 0;
+        int32_t position = s->positions[span] + 1;  // a span is a token
+        if (position % m->block_size || position / m->block_size >= s->table_blocks) return 0;
+    }
+    return 1;
+}
+
+// Puts new blocks into the tables of their spans, behind those that these have filled.
+static void add_blocks(struct model *m, struct channel *c, const int32_t *added, int64_t count) {
+    struct step *s = &m->step;
+    for (int64_t i = 0; i < count; i++) {
+        int32_t span = added[2 * i];
+        s->tables[s->span[span].table + (s->positions[span] + 1) / m->block_size] = added[2 * i + 1];
+    }
+    memcpy(c->added + 2 * (int64_t)c->num_added, added, 8 * (size_t)count);
+    c->num_added += (int32_t)count;
+}
+
+enum { SIZE_AT = 12, HEADER = 16 };  // of a frame: where it has the size of its body, and where the body begins
+enum { ROWS_AT = 16, CANDIDATES_AT = 24, RESULTS = 28 };  // of that of results: the numbers of both, and the columns
+
+// Whether the engine's next frame is there already, and says just that every span goes on, some of them in a new block;
+// then it is taken. Else it stays, also if there is no room here for its blocks.
+static int consume_next_step(struct model *m, struct channel *c) {
+    ssize_t seen = recv(c->descriptor, c->frame, (size_t)c->frame_bytes, MSG_PEEK | MSG_DONTWAIT);
+    uint32_t body;
+    if (seen < (ssize_t)sizeof c->next_step || memcmp(c->frame, c->next_step, SIZE_AT)) return 0;
+    if (memcmp(c->frame + HEADER, c->next_step + HEADER, sizeof c->next_step - HEADER)) return 0;
+    memcpy(&body, c->frame + SIZE_AT, sizeof body);
+    ssize_t whole = HEADER + (ssize_t)body;
+    int64_t count = (whole - (int64_t)sizeof c->next_step) / 8;
+    const int32_t *added = (const int32_t *)(c->frame + sizeof c->next_step);
+    if (seen < whole || !have_room(m, c, added, count) || recv(c->descriptor, c->frame, (size_t)whole, 0) != whole)
+        return 0;
+    add_blocks(m, c, added, count);
+    return 1;
 }
 
 // Waits for so many bytes, which stay where they are; returns 0 if the engine has ended.
@@ -65,7 +103,7 @@ enum reply { CHOSEN, AGAIN, OTHER };
 static enum reply next_reply(const struct channel *c) {
     char seen[sizeof c->tokens];
     if (!peek(c, seen, sizeof seen)) return OTHER;
-    if (!memcmp(seen, c->tokens, sizeof c->tokens)) return CHOSEN;
+    if (!memcmp(seen, c->tokens, SIZE_AT)) return CHOSEN;
     return memcmp(seen, c->again, sizeof c->again) ? OTHER : AGAIN;
 }
 
@@ -101,14 +139,18 @@ static char *consume_masks(const struct channel *c, struct masked *found) {
     return body;
 }
 
-// Sends the results of a step; returns 0 if the engine has ended.
+// Sends the results of a step, whose rows were all sampled at once; returns 0 if the engine has ended.
 static int send_result(const struct model *m, const struct channel *c) {
-    size_t tokens = (size_t)m->step.tokens, sent = 0, all = (size_t)c->result_bytes;
-    size_t candidates = 4 * tokens * (size_t)c->num_candidates;
-    char *end = c->result + all - candidates;
-    memcpy(end - 5 * tokens, c->sampled, 4 * tokens);
-    memcpy(end - tokens, c->finite, tokens);
-    memcpy(end, c->candidates, candidates);
+    size_t rows = (size_t)m->head_count, candidates = 4 * rows * (size_t)c->num_candidates, sent = 0;
+    char *to = c->result + RESULTS, *last = to + 5 * rows;
+    uint32_t body = (uint32_t)(last + candidates - c->result - HEADER);
+    memcpy(c->result + SIZE_AT, &body, 4);
+    memcpy(c->result + ROWS_AT, &m->head_count, 4);
+    memcpy(c->result + CANDIDATES_AT, &c->num_candidates, 4);
+    memcpy(to, c->sampled, 4 * rows);
+    memcpy(to + 4 * rows, c->finite, rows);
+    memcpy(last, c->candidates, candidates);
+    size_t all = HEADER + body;
     while (c->answers && sent < all) {
         ssize_t count = send(c->descriptor, c->result + sent, all - sent, MSG_NOSIGNAL);
         if (count < 0 && errno != EINTR) return 0;

@@ -81,16 +81,22 @@ static struct workspace workspace_of(const struct model *m, int32_t thread) {
     return w;
 }
 
-// The keys of a tile, counted from its first one, that a row sees.
-struct seen {
-    int64_t from, to;
-};
+// The keys of a tile [low, high) that row r sees.
 INLINE struct seen keys_seen(const struct model *m, const struct operation *op, const struct item *item, int64_t r,
                              int64_t low, int64_t high) {
     int64_t position = item->span->start + (item->first + r) / (m->heads / m->kv_heads);
     int64_t end = position + 1 < high ? position + 1 : high;
     int64_t begin = op->window && position - op->window + 1 > low ? position - op->window + 1 : low;
     return begin < end ? (struct seen){begin - low, end - low} : (struct seen){0, 0};
+}
+
+// Raises the largest scores of an item's rows to those of the keys [low, high), which it writes to `scores`. That is a
+// pass of its own, so that the waits of one row overlap with those of others.
+static void raise_rows(const struct model *m, const struct operation *op, const struct item *item,
+                       const struct workspace *w, int64_t low, int64_t high, struct softmax *state, float *scores) {
+    for (int64_t r = 0; r < item->rows; r++)
+        scores[r] = largest_score(w->scores + r * KEY_TILE, keys_seen(m, op, item, r, low, high));
+    for (int64_t r = 0; r < item->rows; r++) raise_largest(state, r, padded_head(m), scores[r]);
 }
 
 // The rows of an item that read a block's twin: [first, last). Rows from `last` on read its 4 bits, rows before `first`

@@ -215,10 +215,11 @@ static void run_sample(void *argument, int32_t thread) {
     if (m->tp > 1) meet_all(m, thread);
 }
 
-// Computes m->step, and the logits of its first m->head_count wanted rows.
+// Computes m->step, and the logits of its first m->head_count wanted rows; sends their samples, if m->channel is given.
 __attribute__((visibility("default"))) void NAMED(tk_step_, TK_NAME)(struct model *m) {
     refresh(m);
     tk_pool_run(m->pool, run_step, m);
+    if (m->channel) send_result(m, m->channel);  // the worker sees the end of the engine, too
 }
 
 struct sampled_again {
@@ -266,8 +267,8 @@ static int receive_tokens(struct model *m, const struct channel *c) {
 // Decodes ahead from the last step, which sampled one token of each sequence; returns the number of further steps.
 __attribute__((visibility("default"))) int32_t NAMED(tk_decode_ahead_, TK_NAME)(struct model *m, struct channel *c) {
     int32_t steps = 0;
-    c->has_next = 0;
-    while (consume_next_step(c)) {
+    c->has_next = c->num_added = 0;
+    while (consume_next_step(m, c)) {
         if (c->num_candidates && !receive_tokens(m, c)) {
             c->has_next = 1;
             break;

@@ -62,11 +62,11 @@ INLINE void tile(const int rows, const int panels, const int format, const int f
     int64_t turn = pairs - AHEAD, near = AHEAD * pair_bytes(format),
             next = panels * panel_bytes - turn * pair_bytes(format);
     for (int64_t k = 0; k < pairs; k++) {
-        if (fetch) __builtin_prefetch(ahead.from + k * ahead.bytes);
 #pragma GCC unroll 4
         for (int p = 0; p < panels; p++) {
             const char *line = w + p * panel_bytes + k * pair_bytes(format);
-            if (panels > 1) __builtin_prefetch(line + (k < turn ? near : next));
+            if (fetch) __builtin_prefetch(ahead.from + (k * panels + p) * ahead.bytes, 0, 2);
+            if (panels > 1 && !fetch) __builtin_prefetch(line + (k < turn ? near : next));
 #pragma GCC unroll 2
             for (int half = 0; half < 2; half++) {
                 vf weights[VECTORS];

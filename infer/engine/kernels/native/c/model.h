@@ -101,22 +101,23 @@ struct step {
     int32_t tokens, spans, wanted, begun;
     int32_t *token_ids, *positions, *slots;
     struct span *span;
-    const int32_t *tables;
+    int32_t *tables;
     const int32_t *rows;    // the packed tokens whose logits are wanted
     int32_t *begun_blocks;  // blocks that a sequence begins to fill: an earlier owner's data is cleared
     const struct adapted_rows *adapted;
     int64_t num_adapted;
     const int32_t *adapter_of;  // the slot of each token's adapter, -1 without one; NULL if no token has one
+    int64_t table_blocks;       // of each span in `tables`, with room for those that come while C decodes ahead
 };
 
-struct channel {  // a rank's socket to the engine, see decode_ahead.h
+struct channel {  // a rank's socket to the engine, for the rows that are sampled, see decode_ahead.h
     int32_t descriptor;
-    int32_t answers;     // whether this rank sends results
-    char next_step[20];  // the frame on which the rank decodes ahead
-    char tokens[16];     // the header of the frame with the tokens that the engine chose, int32
-    char again[12];      // the beginning of the frame with masks, up to the size of its body
-    char *result;        // the frame of results; it ends with tokens, whether each is finite, and candidates
-    int64_t result_bytes;
+    int32_t answers;         // whether this rank sends results
+    char next_step[20];      // the frame on which the rank decodes ahead, if there are no new blocks
+    char tokens[16];         // the header of the frame with tokens that the engine chose, int32, of no row
+    char again[12];          // the beginning of the frame with masks, up to the size of its body
+    char *result;            // the frame of results of no row, with room for more: behind its numbers follow tokens,
+                             // whether each is finite, and candidates
     const int32_t *sampled;  // the results of the sampler
     const uint8_t *finite;
     const int32_t *candidates;  // [tokens][num_candidates]
@@ -126,6 +127,10 @@ struct channel {  // a rank's socket to the engine, see decode_ahead.h
     int64_t *mask_stride;
     int32_t num_candidates;  // of each row; 0: the engine chooses no tokens
     int32_t has_next;        // 1: the next step's frame was taken, but its tokens have not come yet
+    char *frame;             // room for the frame with a new block of each span
+    int64_t frame_bytes;
+    int32_t *added;  // [most_added][2] the new blocks that were taken, each behind its span
+    int32_t most_added, num_added;
 };
 
 struct arrival {  // how often a rank has met the others; on a cache line of its own
@@ -187,6 +192,7 @@ struct model {
     int32_t counter;                 // work items that threads have taken
     float *low;                      // A x of adapters: [tokens][slices][rows of A, padded to whole panels]
     int64_t low_stride;
+    const struct channel *channel;  // where a step sends its results; NULL: the caller does
 };
 
 #endif

@@ -51,7 +51,7 @@ static void multiply_page(int format, const struct product *p, float *out, int64
         int64_t left = p->panels - panel;
         wide = p->rows == 1 && left >= 4 ? 4 : p->rows <= 3 && left >= 2 ? 2 : 1;
         const char *w = p->page + panel * p->panel_bytes;
-        ahead.bytes = p->ahead.bytes * wide;
+        ahead.bytes = p->ahead.bytes;
         for (int64_t r = 0, count; r < p->rows; r += count) {
             count = rows_of_tile(p->rows - r);
             tile_function multiply = wide == 4       ? FOUR_PANELS[format]
@@ -72,7 +72,7 @@ INLINE void integer_sums(const int bits, const int rows, const int16_t *x, int64
 #pragma GCC unroll 16
     for (int i = 0; i < rows * VECTORS; i++) sums[i] = vi_set1(0);
     for (int64_t k = 0; k < pairs; k++) {
-        __builtin_prefetch(ahead.from + k * ahead.bytes);
+        __builtin_prefetch(ahead.from + k * ahead.bytes, 0, 2);
         vi stored[VECTORS];
 #pragma GCC unroll 2
         for (int n = 0; n < VECTORS; n++)
@@ -84,7 +84,7 @@ INLINE void integer_sums(const int bits, const int rows, const int16_t *x, int64
             memcpy(&both, x + r * x_stride + 2 * k, sizeof both);
 #pragma GCC unroll 2
             for (int n = 0; n < VECTORS; n++)
-                sums[r * VECTORS + n] = sums[r * VECTORS + n] + v_dot_pairs(vi_set1(both), stored[n]);
+                sums[r * VECTORS + n] = v_add_dot(sums[r * VECTORS + n], vi_set1(both), stored[n]);
         }
     }
 }

@@ -39,39 +39,79 @@ INLINE vf v_only(vf v, int64_t from, int64_t to) {
     return (vf)((vi)v & (lanes >= vi_set1(low)) & (lanes < vi_set1(high)));
 }
 
-// Turns a row's scores of `keys` keys, a multiple of PANEL, into weights; it sees the keys [from, to). With scales,
-// those of the values, the weights are multiplied by them, and the scale in which they fit int16 is returned.
-static float weigh(float *s, int64_t keys, int64_t from, int64_t to, const float *scales, struct softmax *state,
-                   int64_t r, int64_t width) {
-    int64_t low = from / VW * VW, high = (to + VW - 1) / VW * VW;
-    memset(s, 0, (size_t)low * sizeof *s);
-    memset(s + high, 0, (size_t)(keys - high) * sizeof *s);
-    if (from == to) return 0.0f;
-    for (int64_t i = low; i < from; i++) s[i] = LEAST_SCORE;
-    for (int64_t i = to; i < high; i++) s[i] = LEAST_SCORE;
-    vf top = v_set1(state->largest[r]);
+// The keys of a tile, counted from its first one, that a row sees.
+struct seen {
+    int64_t from, to;
+};
+
+// Where a row's weights are stored a second time, rounded, in the pass that computes them.
+struct narrow_weights {
+    const float *scales;  // those of the keys' values, which rounded weights are multiplied by; or NULL
+    void *to;             // int16 or bf16, 32 after 32
+    int64_t step;         // the values from one 32 to the next
+};
+enum narrow { WIDE, TO_INT16, TO_BF16 };
+
+// The largest score of the keys [from, to), LEAST_SCORE without one; those around them, in the same vectors, become it.
+INLINE float largest_score(float *s, struct seen seen) {
+    int64_t low = seen.from / VW * VW, high = (seen.to + VW - 1) / VW * VW;
+    for (int64_t i = low; i < seen.from; i++) s[i] = LEAST_SCORE;
+    for (int64_t i = seen.to; i < high; i++) s[i] = LEAST_SCORE;
+    vf top = v_set1(LEAST_SCORE);
     for (int64_t i = low; i < high; i += VW) top = v_max(v_load(s + i), top);
-    float largest = v_largest(top), before[VW] = {state->largest[r] - largest}, keep[VW];
-    v_store(keep, v_exp(v_load(before)));
-    vf middle = v_set1(largest), sum = v_set1(0.0f), most = v_set1(LEAST_SCALE), scaled = v_set1(0.0f);
-    for (int64_t i = low; i < high; i += VW) {
-        int whole = i >= from && i + VW <= to;
-        vf weight = v_exp(v_load(s + i) - middle);
-        if (!whole) weight = v_only(weight, from - i, to - i);
-        sum = sum + weight;
-        if (scales) {
-            weight = weight * v_load(scales + i);
-            if (!whole) weight = v_only(weight, from - i, to - i);  // of a key that it must not see, NaN stays out
-            most = v_max(weight, most);
-            scaled = scaled + weight;
-        }
-        v_store(s + i, weight);
-    }
-    state->total[r] = state->total[r] * keep[0] + v_sum(sum);
-    state->largest[r] = largest;
+    return v_largest(top);
+}
+
+// Makes `score` the largest of a row where it is larger, and adapts its sums.
+INLINE void raise_largest(struct softmax *state, int64_t r, int64_t width, float score) {
+    if (score <= state->largest[r]) return;
+    vf keep = v_exp_below_zero(v_set1(state->largest[r] - score));
     float *values = state->values + r * width;
-    for (int64_t i = 0; i < width; i += VW) v_store(values + i, v_load(values + i) * v_set1(keep[0]));
-    return scale_of(most, scaled);
+    state->largest[r] = score;
+    state->total[r] *= keep[0];
+    for (int64_t i = 0; i < width; i += VW) v_store(values + i, v_load(values + i) * keep);
+}
+
+// The scale in which int16 holds the weights of a tile times the scales of values: a weight is at most that of the
+// tile's largest score, which is given less that of all tiles, and a scale at most `largest_scale`.
+INLINE float scale_of_weights(float score, float largest_scale) {
+    vf most = v_exp_below_zero(v_set1(score)) * v_set1(largest_scale);
+    return v_max(v_set1(LEAST_SCALE), most)[0] / 32767.0f;
+}
+
+INLINE void store_narrow(const enum narrow kind, const struct narrow_weights *narrow, int64_t i, vf weights) {
+    if (kind == TO_INT16) v_store_int16((int16_t *)narrow->to + i, weights);
+    if (kind == TO_BF16) store_rounded(weights, (uint16_t *)narrow->to + i / 32 * narrow->step + i % 32);
+}
+
+// Turns the scores of VW keys from key i on into weights, and returns them; the row sees them all if they are whole.
+INLINE vf weigh_vector(const enum narrow kind, const int whole, float *s, int64_t i, struct seen seen, vf middle,
+                       vf inverse, const struct narrow_weights *narrow) {
+    vf weights = v_exp_below_zero(v_load(s + i) - middle);
+    if (!whole) weights = v_only(weights, seen.from - i, seen.to - i);
+    v_store(s + i, weights);
+    if (kind == WIDE) return weights;
+    vf scaled = weights;
+    if (narrow->scales) scaled = scaled * v_load(narrow->scales + i);
+    if (kind == TO_INT16) scaled = scaled * inverse;
+    if (!whole) scaled = v_only(scaled, seen.from - i, seen.to - i);  // NaN of keys that it must not see
+    store_narrow(kind, narrow, i, scaled);
+    return weights;
+}
+
+// Turns a row's scores of `keys` keys, a multiple of PANEL, into weights, also narrow ones of a constant kind, those of
+// int16 divided by `scale`. The row's largest score is known (raise_largest).
+INLINE void weigh(const enum narrow kind, float *s, int64_t keys, struct seen seen, const struct narrow_weights *narrow,
+                  float scale, struct softmax *state, int64_t r) {
+    int64_t low = seen.from / VW * VW, high = (seen.to + VW - 1) / VW * VW, i = low;
+    vf middle = v_set1(state->largest[r]), sum = v_set1(0.0f), inverse = v_set1(scale > 0.0f ? 1.0f / scale : 0.0f);
+    for (int64_t k = 0; k < low; k += VW) v_store(s + k, sum), store_narrow(kind, narrow, k, sum);
+    for (int64_t k = high; k < keys; k += VW) v_store(s + k, sum), store_narrow(kind, narrow, k, sum);
+    if (i < seen.from) sum = sum + weigh_vector(kind, 0, s, i, seen, middle, inverse, narrow), i += VW;
+#pragma GCC unroll 4
+    for (; i + VW <= seen.to; i += VW) sum = sum + weigh_vector(kind, 1, s, i, seen, middle, inverse, narrow);
+    if (i < high) sum = sum + weigh_vector(kind, 0, s, i, seen, middle, inverse, narrow);
+    state->total[r] += v_sum(sum);
 }
 
 // Adds the integer sums of a row's values in their scale.

@@ -107,17 +107,28 @@ static void score_by_tiles(const struct model *m, const struct operation *op, co
     }
 }
 
-// Rounds the weights of row r of the keys [low, low + keys) for the pages of values; those of keys whose twin it reads
-// are zero.
-static void round_weights_of_row(const struct model *m, const struct item *item, struct workspace *w, int64_t low,
-                                 int64_t keys, int64_t r) {
-    const float *weights = w->scores + r * KEY_TILE;
-    for (int64_t k = 0; k * BLOCK_COLUMNS < keys; k++) {
-        int64_t at = k * BLOCK_COLUMNS, left = keys - at;
-        uint16_t *to = step_of(w->weights, item->rows, KEY_TILE / BLOCK_COLUMNS, (int)(r / BLOCK_ROWS), k);
-        to += r % BLOCK_ROWS * BLOCK_COLUMNS;
-        if (r < twin_readers(m, item, low + at, m->value_format).last) memset(to, 0, LINE);
-        else round_line(weights + at, left < BLOCK_COLUMNS ? left : BLOCK_COLUMNS, to);
+// Turns the scores of the keys [low, high) of a tile into weights, rounded for the pages of values; those of keys whose
+// twin a row reads are zero there. Weights of int8 are multiplied by its scales first.
+static void weigh_for_tiles(const struct model *m, const struct operation *op, const struct item *item,
+                            struct workspace *w, int64_t low, int64_t high, struct softmax *state) {
+    int64_t keys = (high - low + PANEL - 1) / PANEL * PANEL, size = m->block_size;
+    float scores[ATTENTION_ROWS];
+    struct narrow_weights narrow = {.scales = m->value_format == INT8 ? w->value_scales : NULL};
+    for (int64_t at = low; narrow.scales && at < high; at += size)
+        memcpy(w->value_scales + at - low, page_of(m, op, item, at, 1) + m->scale_offset[1],
+               (size_t)size * sizeof(float));
+    raise_rows(m, op, item, w, low, high, state, scores);
+    for (int64_t r = 0; r < item->rows; r++) {
+        int block = (int)(r / BLOCK_ROWS);
+        uint16_t *to = step_of(w->weights, item->rows, KEY_TILE / BLOCK_COLUMNS, block, 0);
+        narrow.to = to + r % BLOCK_ROWS * BLOCK_COLUMNS;
+        narrow.step = block_rows(item->rows, block) * BLOCK_COLUMNS;
+        weigh(TO_BF16, w->scores + r * KEY_TILE, keys, keys_seen(m, op, item, r, low, high), &narrow, 0.0f, state, r);
+        for (int64_t at = 0; at < keys; at += BLOCK_COLUMNS) {
+            uint16_t *line = (uint16_t *)narrow.to + at / BLOCK_COLUMNS * narrow.step;
+            if (r < twin_readers(m, item, low + at, m->value_format).last) memset(line, 0, LINE);
+            else if (keys - at < BLOCK_COLUMNS) memset(line + PANEL, 0, LINE / 2);
+        }
     }
 }
 
@@ -170,9 +181,9 @@ static void add_by_tiles(const struct model *m, const struct operation *op, cons
 INLINE void round_into_steps(const float *x, int64_t count, void *rounded, int64_t rows, int64_t steps, int64_t r) {
     (void)x, (void)count, (void)rounded, (void)rows, (void)steps, (void)r;
 }
-INLINE void round_weights_of_row(const struct model *m, const struct item *item, struct workspace *w, int64_t low,
-                                 int64_t keys, int64_t r) {
-    (void)m, (void)item, (void)w, (void)low, (void)keys, (void)r;
+INLINE void weigh_for_tiles(const struct model *m, const struct operation *op, const struct item *item,
+                            struct workspace *w, int64_t low, int64_t high, struct softmax *state) {
+    (void)m, (void)op, (void)item, (void)w, (void)low, (void)high, (void)state;
 }
 INLINE void begin_attention(int64_t rows) { (void)rows; }
 INLINE void score_by_tiles(const struct model *m, const struct operation *op, const struct item *item,

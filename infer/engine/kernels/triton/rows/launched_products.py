@@ -10,7 +10,8 @@ from ......core.integers import ceil_div
 from ......parallel.coded_weight import CodedWeight
 from ...aten.expert_products import ExpertRows
 from ..step.device_tables import ExpertPairs
-from .products import ProductShape, RowTiles, StoredWeight, row_product_kernel, tile_product_kernel
+from ..step.step_adapters import expert_tiles
+from .products import ProductShape, StoredWeight, row_product_kernel, tile_product_kernel
 
 FEW_ROWS: Final = 2  # are multiplied one by one: each reads the weight, the second one from the device's own cache
 _DENSE: Final = 128  # columns of a weight that is not in codes, which are read at once
@@ -27,11 +28,15 @@ def multiply_rows(
     bias_N: torch.Tensor | None = None,
     pairs: ExpertPairs | None = None,
     is_gated: bool = False,
+    rounds: bool = True,
 ) -> torch.Tensor:
-    """Multiplies each row by a weight, or by that of its expert: [M, K] -> [M, N], or [M, N / 2] if it is gated."""
+    """Multiplies each row by a weight, or by that of its expert: [M, K] -> [M, N], or [M, N / 2] if it is gated.
+
+    Results have the dtype of the rows, or fp32 if it does not round.
+    """
     parts = (1 if pairs is None else len(pairs.ends)) * (2 if is_gated else 1)
     shape = _shape(weight, parts, _ROW_BLOCK, _ROW_BYTES)
-    out_MN = x_MK.new_empty(len(x_MK), shape.rows)
+    out_MN = x_MK.new_empty(len(x_MK), shape.rows, dtype=x_MK.dtype if rounds else torch.float32)
     row_product_kernel[(len(x_MK), ceil_div(shape.rows, _ROW_BLOCK))](
         x_MK.contiguous(),
         _tensors(weight),
@@ -49,6 +54,7 @@ def multiply_tiles(
     bias_N: torch.Tensor | None = None,
     pairs: ExpertPairs | None = None,
     size: int = 0,
+    rounds: bool = True,
 ) -> torch.Tensor:
     """Multiplies rows in tiles by a weight, or by those of their experts: [M, K] -> [M, N].
 
@@ -58,12 +64,14 @@ def multiply_tiles(
         bias_N: the bias; None without.
         pairs: the experts of the rows; None without.
         size: the rows of a tile; 0: as suits their number.
+        rounds: whether results have the dtype of the rows, else fp32.
     """
     num_experts = 1 if pairs is None else len(pairs.ends)
     block = _TILE_BLOCKS[weight.grouping.bits if isinstance(weight, CodedWeight) else 0]
     shape = _shape(weight, num_experts, block, _TILE_COLUMNS)
     size = size or tile_rows(len(x_MK), num_experts)
-    out_MN, tiles, count = x_MK.new_empty(len(x_MK), shape.rows), None, ceil_div(len(x_MK), size)
+    out_MN = x_MK.new_empty(len(x_MK), shape.rows, dtype=x_MK.dtype if rounds else torch.float32)
+    tiles, count = None, ceil_div(len(x_MK), size)
     if pairs is not None:
         count += min(num_experts, len(x_MK))
         tiles = expert_tiles(pairs.ends, size, count)
@@ -84,23 +92,6 @@ def tile_rows(rows: int, num_experts: int) -> int:
     """Returns the rows of a tile: the smallest that holds an expert's share of them, or the largest."""
     share = ceil_div(rows, num_experts)
     return next((size for size in _TILES if size >= share), _TILES[-1])
-
-
-def expert_tiles(ends_E: torch.Tensor, size: int, count: int) -> RowTiles:
-    """Cuts the rows of experts into tiles, without a wait for their numbers.
-
-    Args:
-        ends_E: the end of each expert's rows.
-        size: the rows of a tile.
-        count: the number of tiles, at least as many as there may be; those behind the last one are empty.
-    """
-    counts_E = ends_E.diff(prepend=ends_E.new_zeros(1))
-    stop_E = ((counts_E + size - 1) // size).cumsum(0)
-    tile = torch.arange(count, device=ends_E.device)
-    expert = torch.searchsorted(stop_E, tile, right=True).clamp_max(len(ends_E) - 1)
-    before = torch.where(expert > 0, stop_E[(expert - 1).clamp_min(0)], 0)
-    first = (ends_E - counts_E)[expert] + (tile - before) * size
-    return RowTiles(expert.int(), first.int(), torch.where(tile < stop_E[-1], ends_E[expert], 0).int())
 
 
 def _tensors(weight: ExpertRows) -> StoredWeight:

@@ -5,13 +5,14 @@ operators round them, so that both backends see the same numbers.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from ......core.integers import ceil_div
+from ..step.step_adapters import LINE
 
 _GATE_BLOCK: Final = 1024  # columns of a program
 
@@ -24,11 +25,35 @@ class RowShape:
         columns: those of a row of results.
         block: those of a program, a power of two.
         is_first: whether the norm is RMSNorm, or the gate SwiGLU.
+        line: the numbers of a line of the table of adapters.
     """
 
     columns: int
     block: int
     is_first: bool
+    line: int = 0
+
+
+class OwnVectors(NamedTuple):
+    """The vectors of a norm by adapters, None without: see `run/device_adapters.py`.
+
+    Attributes:
+        numbers: that of each row's adapter, int32 [T].
+        lines: the norm's lines of the table, int64 [numbers, LINE].
+    """
+
+    numbers: Any = None
+    lines: Any = None
+
+
+class _Vectors(NamedTuple):
+    weight: Any
+    shift: Any
+    numbers: Any
+    lines: Any
+
+
+NO_VECTORS: Final = OwnVectors()
 
 
 @triton.jit
@@ -36,8 +61,7 @@ def add_norm_kernel(
     hidden: tl.tensor,
     added: tl.tensor,
     bias: tl.tensor,
-    weight: tl.tensor,
-    shift: tl.tensor,
+    vectors: tl.tensor,
     out: tl.tensor,
     eps: tl.tensor,
     S: tl.constexpr,
@@ -55,6 +79,11 @@ def add_norm_kernel(
             more = more.to(kind).to(tl.float32)
         x = (x + more).to(kind).to(tl.float32)
         tl.store(hidden + at, x.to(kind), mask=inside)
+    weight, shift = vectors.weight, vectors.shift
+    if vectors.numbers is not None:
+        line = vectors.lines + tl.load(vectors.numbers + tl.program_id(0)) * S.line
+        weight = tl.load(line).to(tl.pointer_type(kind))
+        shift = tl.load(line + 1).to(tl.pointer_type(kind))
     scale = tl.load(weight + place, mask=inside, other=0.0).to(tl.float32)
     if S.is_first:
         normed = x * (1.0 / tl.sqrt_rn(tl.sum(x * x, axis=0) / S.columns + eps))
@@ -93,6 +122,7 @@ def add_norm(
     weight_D: torch.Tensor,
     shift_D: torch.Tensor | None,
     eps: float,
+    own: OwnVectors = NO_VECTORS,
 ) -> torch.Tensor:
     """Adds rows and a bias to hidden, in place, and returns the norm of the sum, [T, D].
 
@@ -102,14 +132,15 @@ def add_norm(
         weight_D: the weight of the norm.
         shift_D: the bias of LayerNorm; None for RMSNorm.
         eps: the epsilon of the norm.
+        own: the vectors of the rows' adapters.
     """
     columns = hidden_TD.shape[1]
     block = int(triton.next_power_of_2(columns))
     rows_TD = None if added[0] is None else added[0].contiguous()
     out_TD = torch.empty_like(hidden_TD)
-    shape = RowShape(columns, block, shift_D is None)
+    shape, vectors = RowShape(columns, block, shift_D is None, LINE), _Vectors(weight_D, shift_D, *own)
     add_norm_kernel[(len(hidden_TD),)](
-        hidden_TD, rows_TD, added[1], weight_D, shift_D, out_TD, eps, shape, num_warps=8 if block > 4096 else 4
+        hidden_TD, rows_TD, added[1], vectors, out_TD, eps, shape, num_warps=8 if block > 4096 else 4
     )
     return out_TD
 

@@ -57,14 +57,6 @@ class StoredWeight(NamedTuple):
     minima: Any = None
 
 
-class RowTiles(NamedTuple):
-    """The expert of each tile, its first row, and the end of the expert's rows: int32."""
-
-    expert: Any
-    first: Any
-    stop: Any
-
-
 @triton.jit
 def _stored(weight: tl.tensor, rows: tl.tensor, groups: tl.tensor, valid: tl.tensor, S: tl.constexpr) -> tl.tensor:
     """Returns the stored numbers of rows and groups, [N, G, C], with their scales and minima, [N, G]."""

@@ -16,8 +16,10 @@ from ......core.casts import Array
 from ....step.running_plan import RunningPlan
 from ..step.buckets import bucket_of
 from ..step.device_tables import DecodeTables, RowOptions, StepOnDevice, send_columns
+from ..step.step_adapters import StepAdapters
 from ..step.step_columns import DECODE_COLUMNS, decode_columns
 from .decoder import GpuDecoder
+from .device_adapters import DeviceAdapters
 from .graphs import Recorder, Replay
 from .kernels import GpuKernels
 
@@ -59,6 +61,8 @@ class DecodeGraphs:
         tables: the memory that they read.
         logits: the memory of their logits, fp32 [rows of the largest bucket, vocab_size].
         recorder: what captures.
+        adapters: the slots of adapters; None without any. With slots each bucket has two graphs: steps without a row
+            with an adapter are as in an engine without slots.
     """
 
     def __init__(
@@ -69,16 +73,25 @@ class DecodeGraphs:
         tables: DecodeTables,
         logits: torch.Tensor,
         recorder: Recorder,
+        adapters: DeviceAdapters | None = None,
     ) -> None:
+        self._adapters = adapters
         self._decoder, self._kernels = decoder, kernels
         self._tables, self._logits, self._sizes = tables, logits, tuple(sizes)
         self._expected: _NextStep | None = None
         # The largest first: the memory of others fits into what it has left in the pool.
-        self._graphs = {size: self._capture(size, recorder) for size in reversed(self._sizes)}
+        kinds = (False,) if adapters is None else (True, False)
+        self._graphs = {
+            (size, adapted): self._capture(size, adapted, recorder)
+            for size in reversed(self._sizes)
+            for adapted in kinds
+        }
         _LOG.info("Graphs for up to %d rows are captured.", self._sizes[-1])
 
     def takes(self, plan: RunningPlan) -> bool:
-        """Returns whether there is a graph for a plan."""
+        """Returns whether there is a graph for a plan: none has heads of adapters."""
+        if self._adapters is not None and any(map(self._adapters.has_head, plan.adapters.tolist())):
+            return False
         return plan.can_advance and len(plan.tokens) > 0 and bucket_of(len(plan.tokens), self._sizes) is not None
 
     def start(self, plan: RunningPlan, known: Array | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,7 +107,7 @@ class DecodeGraphs:
     def follow(self, plan: RunningPlan, positions: Array) -> tuple[torch.Tensor, torch.Tensor]:
         """Starts the step at some positions that follows the one before with the tokens on the device: see `start`."""
         rows = len(positions)
-        graph = self._graphs[bucket_of(rows, self._sizes) or rows]
+        graph = self._graphs[bucket_of(rows, self._sizes) or rows, len(plan.adapters) > 0]
         graph.replay()
         self._expected = _NextStep(plan.generation, positions + np.int32(1))
         return self._logits[:rows], graph.result[:, :rows]
@@ -119,7 +132,7 @@ class DecodeGraphs:
         tables = None if has_tables else sent["tables"].view(plan.block_tables.shape)
         self._tables.put(sent["columns"].view(len(DECODE_COLUMNS), size), tables)
 
-    def _capture(self, size: int, recorder: Recorder) -> _Graph:
+    def _capture(self, size: int, adapted: bool, recorder: Recorder) -> _Graph:
         def run() -> torch.Tensor:
             columns, tables = self._tables.columns(size), self._tables.tables(size)
             named = dict(zip(DECODE_COLUMNS, columns.unbind(), strict=True))
@@ -134,6 +147,7 @@ class DecodeGraphs:
                 tables=tables,
                 tiles=torch.stack((spans, torch.zeros_like(spans)), dim=1),
                 is_decoding=True,
+                adapters=StepAdapters.each(named["numbers"]) if adapted else None,
             )
             logits_RV = self._decoder.head(self._decoder.forward(step), self._logits[:size])
             result = self._kernels.sample(logits_RV, RowOptions.of(named))

@@ -4,6 +4,7 @@ A sum over ranks and its bias wait for the norm that follows, whose kernel adds 
 logits, D hidden size, V vocabulary rows of this rank.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -27,8 +28,9 @@ from ....program.operations import (
     RunExperts,
     SampleTokens,
 )
+from ...aten.adapted_products import AdaptedRange, multiply_by_own_heads
 from ...aten.experts import Routing, choose_experts, sigmoid
-from ...aten.prepared_weights import CodedProduct, PreparedProduct, PreparedWeights
+from ...aten.prepared_weights import AnyProduct, CodedProduct, PreparedProduct, PreparedWeights
 from ..step.device_tables import StepOnDevice
 from .experts import run_experts
 from .kernels import GpuKernels
@@ -67,6 +69,7 @@ class GpuDecoder:
         self._program, self._weights, self._kernels, self._tp = program, weights, kernels, loaded.tp
         self._is_fixed = loaded.is_fixed
         self._products = weights.products(program)
+        self._adapters = loaded.adapters
         names = {each.gate for each in program.operations if isinstance(each, Reduce) and each.gate}
         self._gates = {name: PreparedProduct((weights[name].float().view(1, -1),), 0, None) for name in names}
         self._rotary = _rotary_tables(program, weights, max_positions)
@@ -85,10 +88,16 @@ class GpuDecoder:
             self._run(operation, rows)
         return rows.buffers["normed"]
 
-    def head(self, normed_RD: torch.Tensor, logits_RV: torch.Tensor) -> torch.Tensor:
-        """Writes the logits of rows, without padding of the vocabulary, on every rank: fp32 [R, vocab_size]."""
+    def head(
+        self, normed_RD: torch.Tensor, logits_RV: torch.Tensor, adapted: Sequence[AdaptedRange] = ()
+    ) -> torch.Tensor:
+        """Writes the logits of rows, without padding of the vocabulary, on every rank: fp32 [R, vocab_size].
+
+        Rows of `adapted` take the heads of their adapters, if these have some of their own.
+        """
         (head,) = (operation for operation in self._program.operations if isinstance(operation, Head))
         own_RV = self._multiply(head.matrix.name, normed_RD)
+        multiply_by_own_heads(head.matrix.name, own_RV, normed_RD, adapted)
         whole_RV = torch.cat(all_gather(own_RV, self._tp), dim=-1)
         return logits_RV.copy_(whole_RV[:, : self._program.vocab_size])
 
@@ -99,10 +108,12 @@ class GpuDecoder:
                 buffers["hidden"] = self._embed(operation, rows.step)
             case Norm():
                 added, bias = rows.added or (None, "")
-                buffers["normed"] = self._kernels.add_norm(buffers["hidden"], added, bias, operation)
+                buffers["normed"] = self._kernels.add_norm(
+                    buffers["hidden"], added, bias, operation, rows.step.adapters
+                )
                 rows.added = None
             case Multiply():
-                self._multiply_to(operation, buffers)
+                self._multiply_to(operation, rows)
             case RotateAndAppend():
                 buffers["query"] = self._kernels.rotate_and_append(operation, buffers["qkv"], rows.rotary, rows.step)
             case AttendToCache():
@@ -115,9 +126,7 @@ class GpuDecoder:
                 bias_E = self._weights[operation.bias] if operation.bias else None
                 rows.routing = choose_experts(scores_TE, operation, bias_E)
             case RunExperts():
-                assert rows.routing is not None
-                weights = self._weights.rows(operation.gate_up), self._weights.rows(operation.down)
-                buffers["partial"] = run_experts(buffers["normed"], rows.routing, *weights, operation, self._kernels)
+                buffers["partial"] = self._run_experts(operation, rows)
             case Reduce():
                 self._reduce(operation, rows)
             case Head() | SampleTokens():
@@ -137,12 +146,17 @@ class GpuDecoder:
             hidden_TD = hidden_TD + embedding(positions_T, self._weights[operation.positions])
         return hidden_TD
 
-    def _multiply_to(self, operation: Multiply, buffers: dict[str, torch.Tensor]) -> None:
+    def _multiply_to(self, operation: Multiply, rows: _RowsUnderway) -> None:
         """Multiplies rows into a buffer; gate and up in codes may go into gated at once."""
+        buffers = rows.buffers
         name, source = operation.matrix.name, buffers[operation.source]
         if operation.source == "gated":
             del buffers["gated"]
         product = self._products[name]
+        if rows.step.adapters is not None:
+            sums_TF = self._unrounded(product, source)
+            buffers[operation.target] = self._kernels.add_adapters(name, source, sums_TF, rows.step.adapters.tiles)
+            return
         if name in self._before_swiglu and isinstance(product, CodedProduct) and product.bias is None:
             gated = self._kernels.gated_coded_product(source, product.weight)
             if gated is not None:
@@ -155,6 +169,20 @@ class GpuDecoder:
         if isinstance(product, CodedProduct):
             return self._kernels.coded_product(x_TD, product.weight, product.bias)
         return self._kernels.product(x_TD, product)
+
+    def _unrounded(self, product: AnyProduct, x_TD: torch.Tensor) -> torch.Tensor:
+        """Returns a product in fp32, to which adapters add theirs before it is rounded."""
+        if isinstance(product, CodedProduct):
+            return self._kernels.coded_product(x_TD, product.weight, product.bias, False)
+        return self._kernels.product(x_TD, product, False)
+
+    def _run_experts(self, operation: RunExperts, rows: _RowsUnderway) -> torch.Tensor:
+        assert rows.routing is not None
+        normed_TD, adapters, numbers = rows.buffers["normed"], None, 1
+        if self._adapters is not None and operation.gate_up in self._adapters.ranks:
+            adapters, numbers = rows.step.adapters, len(self._adapters.lines(operation.gate_up))
+        weights = self._weights.rows(operation.gate_up), self._weights.rows(operation.down)
+        return run_experts(normed_TD, rows.routing, *weights, operation, self._kernels, adapters, numbers)
 
     def _reduce(self, operation: Reduce, rows: _RowsUnderway) -> None:
         """Sums partial over ranks, and leaves the addition to the norm that follows."""

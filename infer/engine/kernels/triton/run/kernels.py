@@ -15,6 +15,7 @@ from ....program.operations import AttendToCache, Norm, RotateAndAppend
 from ...aten.expert_products import ExpertRows
 from ...aten.prepared_weights import PreparedProduct
 from ..step.device_tables import ExpertPairs, RowOptions, StepOnDevice
+from ..step.step_adapters import RowTiles, StepAdapters
 
 
 class GpuKernels(Protocol):
@@ -23,28 +24,53 @@ class GpuKernels(Protocol):
     def query_tiles(self, span_length: Array) -> Array:
         """Returns the tiles of the queries of spans (see `StepOnDevice.tiles`), of spans of any number of tokens."""
 
-    def add_norm(self, hidden_TD: torch.Tensor, added_TD: torch.Tensor | None, bias: str, norm: Norm) -> torch.Tensor:
-        """Adds rows and a bias ("" for none) to hidden, in place, and returns the norm of the sum: [T, D]."""
+    def add_norm(
+        self,
+        hidden_TD: torch.Tensor,
+        added_TD: torch.Tensor | None,
+        bias: str,
+        norm: Norm,
+        adapters: StepAdapters | None = None,
+    ) -> torch.Tensor:
+        """Adds rows and a bias ("" for none) to hidden, in place, and returns the norm of the sum: [T, D].
+
+        Rows with adapters take the vectors of these, if they have some of their own.
+        """
 
     def gate(self, inner_TF: torch.Tensor, kind: str) -> torch.Tensor:
         """Returns the activation of inner (see `Gate`): [T, 2 I] or [T, I] -> [T, I]."""
 
-    def product(self, x_TK: torch.Tensor, product: PreparedProduct) -> torch.Tensor:
-        """Returns the product with a weight in floats: [T, K] -> [T, N]."""
+    def product(self, x_TK: torch.Tensor, product: PreparedProduct, rounds: bool = True) -> torch.Tensor:
+        """Returns the product with a weight in floats, fp32 if it does not round: [T, K] -> [T, N]."""
 
-    def coded_product(self, x_TK: torch.Tensor, weight: CodedWeight, bias_N: torch.Tensor | None) -> torch.Tensor:
-        """Returns the product with a quantized weight: [T, K] -> [T, N]."""
+    def coded_product(
+        self, x_TK: torch.Tensor, weight: CodedWeight, bias_N: torch.Tensor | None, rounds: bool = True
+    ) -> torch.Tensor:
+        """Returns the product with a quantized weight, fp32 if it does not round: [T, K] -> [T, N]."""
 
     def gated_coded_product(self, x_TK: torch.Tensor, weight: CodedWeight) -> torch.Tensor | None:
         """Returns silu(gate) * up of the product with gate above up: [T, K] -> [T, N / 2]; None for many rows."""
 
-    def expert_product(self, x_PD: torch.Tensor, rows: ExpertRows, pairs: ExpertPairs) -> torch.Tensor:
+    def add_adapters(self, name: str, x_TD: torch.Tensor, sums_TF: torch.Tensor, tiles: RowTiles) -> torch.Tensor:
+        """Adds what adapters add to products with a weight, and rounds: [T, F], in the dtype of x.
+
+        Args:
+            name: the weight.
+            x_TD: the rows.
+            sums_TF: their products with it, fp32.
+            tiles: all rows, see `StepAdapters`; those of pairs have the keys of `pair_tiles`.
+        """
+
+    def expert_product(
+        self, x_PD: torch.Tensor, rows: ExpertRows, pairs: ExpertPairs, rounds: bool = True
+    ) -> torch.Tensor:
         """Returns the product of each pair's row with its expert's weight: [P, D] -> [P, F].
 
         Args:
             x_PD: the row of each pair.
             rows: the weights of all experts, one below the other, [E * F, D].
             pairs: their experts.
+            rounds: whether the product has the dtype of the rows, else fp32.
         """
 
     def rotate_and_append(

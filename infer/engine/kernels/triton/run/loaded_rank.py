@@ -6,6 +6,7 @@ from ......parallel.mesh import Group
 from ....program.lower import Program
 from ...aten.kv_cache import KVCache
 from ...aten.prepared_weights import PreparedWeights
+from .device_adapters import DeviceAdapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class LoadedRank:
         cache: the KV cache.
         tp: the tensor-parallel group.
         is_fixed: whether rows have the same bits in any batch: see `Job.batch_invariant`.
+        adapters: the slots of adapters; None without any.
     """
 
     program: Program
@@ -25,3 +27,4 @@ class LoadedRank:
     cache: KVCache
     tp: Group
     is_fixed: bool = False
+    adapters: DeviceAdapters | None = None

@@ -3,21 +3,25 @@
 Rows that the device does not sample (see `SamplingRows.are_plain`) go through the host's sampler.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 
 from ......core.casts import Array
 from ....options import MAX_HEAD_ROWS
+from ....program.adapters import RankAdapter
 from ....step.channel import Channel
-from ....step.running_plan import RunningPlan
+from ....step.running_plan import RunningPlan, ranges_within
 from ....step.sampler_output import SamplerOutput
+from ...aten.adapted_products import AdaptedRange
 from ...backend import Backend, DecodedAhead, Masks, no_masks
 from ..step.decode_ahead import decode_ahead
 from ..step.device_tables import RowOptions, StepOnDevice, send_columns
 from ..step.host_rows import HostRows
 from ..step.result_copies import ResultCopies, ResultCopy
+from ..step.step_adapters import RowTiles, StepAdapters
 from ..step.step_columns import step_columns
 from .decode_graphs import DecodeGraphs
 from .decoder import GpuDecoder
@@ -48,14 +52,15 @@ class TritonRunner(Backend):
         self.kv_bytes = loaded.cache.num_bytes
         self._decoder, self._gpu_kernels, self._graphs = decoder, kernels, graphs
         self._cache, self._vocab_size = loaded.cache, loaded.program.vocab_size
+        self._adapters = loaded.adapters
         self._host = ResultCopies(self._cache.device, self._vocab_size)
         self._host_rows = HostRows()
         self._assigned = 0  # the generation whose twins and forks the cache has
         self._known: Array | None = None  # the tokens of the last step, which the device has in the next one's columns
 
     @torch.inference_mode()
-    def step(self, plan: RunningPlan, masks: Masks = no_masks) -> SamplerOutput:
-        """Computes a step, stores its keys and values; returns the sampler's output."""
+    def step(self, plan: RunningPlan, masks: Masks = no_masks, channel: Channel | None = None) -> SamplerOutput:
+        """Computes a step, stores its keys and values; returns and sends the sampler's output."""
         plain = plan.rows.are_plain
         self._host_rows.begin(plan.rows)
         outputs, found = [], None
@@ -67,6 +72,8 @@ class TritonRunner(Backend):
                 found = masks()
             outputs.append(self._host_rows.output(rows, others, *copy.wait(), found))
         output = SamplerOutput.join(outputs)
+        if channel is not None:
+            channel.send_result(output)
         self._known = output.token_ids if self._graphs.takes(plan) and plain.all() else None
         return output
 
@@ -92,6 +99,16 @@ class TritonRunner(Backend):
         self._known = None
         return found
 
+    def pack_adapter(self, slot: int, adapter: RankAdapter) -> Callable[[], object]:
+        """Copies an adapter for a slot: see `Backend`."""
+        assert self._adapters is not None, "the job has slots"
+        return partial(self._adapters.put, slot, self._adapters.pack(adapter))
+
+    def drop_adapter(self, slot: int) -> None:
+        """Frees the memory of the adapter in a slot: see `Backend`."""
+        assert self._adapters is not None, "the job has slots"
+        self._adapters.drop(slot)
+
     def _follow(self, plan: RunningPlan, positions: Array) -> ResultCopy:
         """Starts the step at some positions that follows the last one, and the copy of its results."""
         logits_RV, result = self._graphs.follow(plan, positions)
@@ -113,13 +130,23 @@ class TritonRunner(Backend):
         options = RowOptions.of(sent)
         for first in range(0, max(1, len(normed_RD)), MAX_HEAD_ROWS):
             part = slice(first, first + MAX_HEAD_ROWS)
-            yield first, *self._sampled(normed_RD[part], options.part(part))
+            yield first, *self._sampled(normed_RD[part], options.part(part), self._with_heads(plan, part))
 
-    def _sampled(self, normed_RD: torch.Tensor, options: RowOptions) -> tuple[torch.Tensor, torch.Tensor]:
+    def _with_heads(self, plan: RunningPlan, part: slice) -> list[AdaptedRange]:
+        """Returns the rows of a part whose adapters have heads of their own."""
+        if self._adapters is None:
+            return []
+        held = self._adapters.held
+        ranges = ranges_within(plan.adapter_logits, part.start, part.stop)
+        return [AdaptedRange(rows, held[slot]) for rows, slot in ranges if self._adapters.has_head(slot)]
+
+    def _sampled(
+        self, normed_RD: torch.Tensor, options: RowOptions, adapted: Sequence[AdaptedRange]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         logits_RV = torch.empty(len(normed_RD), self._vocab_size, device=self._cache.device)
         if not len(normed_RD):
             return logits_RV, torch.empty(2, 0, dtype=torch.int32, device=self._cache.device)
-        self._decoder.head(normed_RD, logits_RV)
+        self._decoder.head(normed_RD, logits_RV, adapted)
         return logits_RV, self._gpu_kernels.sample(logits_RV, options)
 
     def _assign(self, plan: RunningPlan) -> None:
@@ -144,4 +171,11 @@ def _step(plan: RunningPlan, sent: Mapping[str, torch.Tensor]) -> StepOnDevice:
         tables=sent["tables"].view(plan.block_tables.shape),
         tiles=sent["tiles"].view(-1, 2),
         is_decoding=False,
+        adapters=_adapted(sent),
     )
+
+
+def _adapted(sent: Mapping[str, torch.Tensor]) -> StepAdapters | None:
+    if "adapter_tiles" not in sent:
+        return None
+    return StepAdapters(sent["numbers"], RowTiles(*sent["adapter_tiles"].view(3, -1)))

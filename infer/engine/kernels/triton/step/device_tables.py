@@ -8,6 +8,7 @@ import torch
 
 from ......core.casts import Array
 from ......parallel.streams import sent
+from .step_adapters import StepAdapters
 from .step_columns import DECODE_COLUMNS, FLOAT_COLUMNS, ROW_COLUMNS
 
 
@@ -46,6 +47,7 @@ class StepOnDevice:
         tables: the blocks of each sequence [S, W].
         tiles: the tiles of queries: the span of each, and its first token there [Q, 2].
         is_decoding: whether it is a step of a bucket, whose spans have one token each.
+        adapters: those of the tokens; None if none has one.
     """
 
     tokens: torch.Tensor
@@ -57,6 +59,7 @@ class StepOnDevice:
     tables: torch.Tensor
     tiles: torch.Tensor
     is_decoding: bool
+    adapters: StepAdapters | None = None
 
 
 @dataclass(frozen=True, slots=True)

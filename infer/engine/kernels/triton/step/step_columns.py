@@ -1,6 +1,7 @@
 """The plan of a step as columns of 32 bits, which travel to the device as one copy.
 
-Letters: T tokens, S spans, R rows, W blocks of the longest table, n rows of a bucket.
+An adapter's number is its slot plus one; rows without an adapter have the number 0. Letters: T tokens, S spans, R rows,
+W blocks of the longest table, C tiles, n rows of a bucket.
 """
 
 from typing import Final
@@ -8,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from ......core.casts import Array
+from ......core.integers import ceil_div
 from ....step.running_plan import RunningPlan
 from ....step.sampling_rows import OPTION_COLUMNS, SamplingRows
 
@@ -18,7 +20,8 @@ ROW_COLUMNS: Final = (
     *(name for name in OPTION_COLUMNS if name != "temperature"),
 )
 FLOAT_COLUMNS: Final = tuple(name for name, dtype in OPTION_COLUMNS.items() if dtype == "<f4")  # of these
-DECODE_COLUMNS: Final = (*TOKEN_COLUMNS, *ROW_COLUMNS)  # of a step whose spans have one token each, which is a row
+DECODE_COLUMNS: Final = (*TOKEN_COLUMNS, *ROW_COLUMNS, "numbers")  # of a step whose spans have one token, and one row
+TILE: Final = 16  # rows, at most, of a tile of one adapter
 NOWHERE: Final = -1  # the position and the slot of padding: it stores nothing and sees nothing
 
 
@@ -26,7 +29,7 @@ def step_columns(plan: RunningPlan) -> dict[str, Array]:
     """Returns the columns of any step.
 
     Beside the tokens' and the rows' these are `firsts`, the first packed token of each span; `starts`, its position;
-    `lengths`, each [S]; `tables` [S, W]; `wanted`, the packed token of each row [R].
+    `lengths`, each [S]; `tables` [S, W]; `wanted`, the packed token of each row [R]; those of adapters, if there are.
     """
     firsts = np.cumsum(plan.span_length, dtype=np.int32) - plan.span_length
     return {
@@ -37,15 +40,16 @@ def step_columns(plan: RunningPlan) -> dict[str, Array]:
         "tables": plan.block_tables,
         "wanted": plan.rows.token,
         **row_columns(plan.rows),
+        **adapter_columns(plan),
     }
 
 
 def decode_columns(plan: RunningPlan, size: int) -> Array:
     """Returns DECODE_COLUMNS of a step of single tokens, padded to a bucket: int32 [columns, n]."""
     found = np.zeros((len(DECODE_COLUMNS), size), np.int32)
-    columns = _token_columns(plan) | row_columns(plan.rows)
+    columns = _token_columns(plan) | row_columns(plan.rows) | {"numbers": plan.adapter_of + np.int32(1)}
     for name, line in zip(DECODE_COLUMNS, found, strict=True):
-        line[: len(plan.tokens)] = columns[name]
+        line[: len(columns[name])] = columns[name]
         if name in ("positions", "slots"):
             line[len(plan.tokens) :] = NOWHERE
     return found
@@ -53,6 +57,20 @@ def decode_columns(plan: RunningPlan, size: int) -> Array:
 
 def _token_columns(plan: RunningPlan) -> dict[str, Array]:
     return {"tokens": plan.tokens, "positions": plan.positions, "slots": plan.slots}
+
+
+def adapter_columns(plan: RunningPlan) -> dict[str, Array]:
+    """Returns `numbers` [T] and `adapter_tiles` [3, C] of a plan; {} if no row has an adapter."""
+    if not len(plan.adapters):
+        return {}
+    numbers = plan.adapter_of + np.int32(1)
+    begin = np.flatnonzero(np.diff(numbers, prepend=-1))  # of runs of rows of one adapter
+    stop = np.append(begin[1:], len(numbers))
+    counts = ceil_div(stop - begin, TILE)
+    run = np.repeat(np.arange(len(begin)), counts)
+    tile_of_run = np.arange(len(run)) - np.repeat(np.cumsum(counts) - counts, counts)
+    tiles = np.stack([numbers[begin[run]], begin[run] + tile_of_run * TILE, stop[run]])
+    return {"numbers": numbers, "adapter_tiles": tiles.astype(np.int32)}
 
 
 def row_columns(rows: SamplingRows) -> dict[str, Array]:

@@ -17,9 +17,10 @@ from tk.infer.engine.kernels.native.binding import library
 from tk.infer.engine.program.adapters import RankAdapter, UpFactor, WeightAdapter, adapted_matrices, expert_matrices
 from tk.infer.engine.program.lower import lower
 from tk.infer.engine.program.own_params import own_params
-from tk.infer.engine.step.channel import NEXT_STEP, Channel, masks_frame, tokens_frame
+from tk.infer.engine.step.channel import NEXT_STEP, Channel, Frame, masks_frame, tokens_frame
 from tk.infer.engine.step.running_plan import RunningPlan
 from tk.infer.engine.step.sampling_rows import WITH_CANDIDATES
+from tk.infer.engine.step.step_message import NextTokens
 from tk.infer.engine.worker.worker import load
 from tk.model.registry import decoder_spec
 from tk.model.stored_config import stored_config
@@ -92,17 +93,24 @@ def random_adapter(folder: str, dtype: DType) -> RankAdapter:
 
 
 def decode_ahead(backend: Backend) -> None:
-    """Computes the last token, and twelve tokens behind it, some in a new block; then one that a mask leads to."""
+    """Computes a token, and twelve tokens behind it, some in a new block; then one that a mask leads to."""
     engine, rank = socket.socketpair()
     with engine, rank:
         channel = Channel(rank, answers=True)
-        running = replace(plan(49, 50, 16), generation=1)
-        backend.step(running)
-        engine.sendall(NEXT_STEP * 12)
-        assert backend.decode_ahead(running, channel) is not None
+        place, table = np.array([58], np.int32), np.array([[1, 3, 5, 7]], np.int32)
+        running = replace(
+            plan(49, 50, 16), positions=place, slots=7 * 16 + place % 16, block_tables=table, generation=1
+        )
+        backend.step(running, channel=channel)
+        new_block = Frame("step", body=NextTokens(np.array([[0, 9]], np.int32)).encode()).encode()
+        engine.sendall(NEXT_STEP * 5 + new_block + NEXT_STEP * 6)
+        ahead = backend.decode_ahead(running, channel)
+        assert ahead is not None
+        assert ahead.new_blocks.tolist() == [[0, 9]]
+        assert running.slots.tolist() == [9 * 16 + 6]
         rows = pack([SamplingRow(0, mask=WITH_CANDIDATES)])
         chosen = replace(plan(49, 50, 16), rows=rows, generation=2)
-        backend.step(chosen)
+        backend.step(chosen, channel=channel)
         masks = masks_frame(np.array([[0, 0, 1, 0]], np.uint32), np.zeros(1, np.int32))
         engine.sendall(NEXT_STEP + masks.encode() + tokens_frame(np.array([64], np.int32)).encode())
         assert backend.decode_ahead(chosen, channel) == DecodedAhead(None)

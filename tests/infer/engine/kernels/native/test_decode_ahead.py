@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,6 +101,107 @@ def test_steps_are_those_that_come_one_by_one(
     assert alone.step(plan).encode() == guided.step(expected).encode()
     alone.close()
     guided.close()
+
+
+@pytest.mark.parametrize("num_rows", [0, 3, 70])
+@pytest.mark.parametrize(
+    "options", [{}, {"mask": WITH_CANDIDATES}, {"num_top": 2}, {"mask": 0}], ids=["plain", "candidates", "top", "mask"]
+)
+def test_a_step_sends_its_results(
+    tmp_path: Path,
+    ends: tuple[socket.socket, socket.socket],
+    monkeypatch: pytest.MonkeyPatch,
+    num_rows: int,
+    options: dict[str, Any],
+) -> None:
+    """Rows in parts, with masks or with log-probabilities go through Python, the others do not."""
+    by_python, send = list[SamplerOutput](), Channel.send_result
+
+    def record(channel: Channel, output: SamplerOutput) -> None:
+        by_python.append(output)
+        send(channel, output)
+
+    monkeypatch.setattr(Channel, "send_result", record)
+    ENTRIES["llama3"].make(tmp_path)
+    engine, rank = ends
+    made = runner(tmp_path)
+    plan = RunningPlan(
+        tokens=np.arange(3, 73, dtype=np.int32),
+        positions=np.arange(70, dtype=np.int32),
+        slots=BLOCK_SIZE + np.arange(70, dtype=np.int32),
+        span_length=np.array([70], np.int32),
+        block_tables=np.arange(1, 6, dtype=np.int32)[None],
+        rows=pack([SamplingRow(70 - num_rows + i, temperature=1.0, seed=i, **options) for i in range(num_rows)]),
+        generation=1,
+    )
+    channel, masks = Channel(rank, answers=True), np.full((1, 4), 0b1010, np.uint32)
+    for number in (1, 2):  # the second finds what the first has made
+        output = made.step(replace(plan, generation=number), lambda: masks, channel)
+        assert len(output.token_ids) == num_rows
+        assert engine.recv(len(encode(output)), socket.MSG_WAITALL) == encode(output)
+    needs_python = num_rows > 64 or (num_rows > 0 and options in ({"num_top": 2}, {"mask": 0}))
+    assert bool(by_python) == needs_python
+    made.step(replace(plan, generation=3), lambda: masks, Channel(rank, answers=False))
+    made.step(replace(plan, generation=4), lambda: masks)
+    engine.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        engine.recv(1)
+    made.close()
+
+
+def with_blocks(*blocks: tuple[int, int]) -> bytes:
+    """Returns the message of a step in which spans go on in new blocks."""
+    return Frame("step", body=NextTokens(np.array(blocks, np.int32).reshape(-1, 2)).encode()).encode()
+
+
+@pytest.mark.parametrize("have_candidates", [False, True])
+def test_steps_go_on_in_new_blocks_as_long_as_there_is_room_for_them(
+    tmp_path: Path, ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, have_candidates: bool
+) -> None:
+    """The spans enter their second blocks in the steps 2 and 11; there is room for two more of each."""
+    monkeypatch.setattr("tk.infer.engine.kernels.native.decode_ahead._NEW_BLOCKS", 2)
+    ENTRIES["llama3"].make(tmp_path)
+    engine, rank = ends
+    alone, guided = (runner(tmp_path, threads=threads) for threads in (2, 1))
+    mask = WITH_CANDIDATES if have_candidates else NO_MASK
+    (plan, output), (expected, _) = begin(alone, mask=mask), begin(guided, mask=mask)
+    alone.step(plan := replace(plan, block_tables=TABLE[:, :1], generation=2))
+    expected = replace(expected, block_tables=np.array([[1, 2, 3, 4], [5, 6, 7, 8]], np.int32), generation=2)
+    added = {2: [(0, 2)], 11: [(1, 6)], 18: [(0, 3)], 27: [(1, 7)], 34: [(0, 4)]}
+    tokens, answers = output.token_ids, list[bytes]()
+    for number in range(1, 34):
+        engine.sendall(with_blocks(*added.get(number, ())) + tokens_frame(tokens).encode() * have_candidates)
+        expected.advance(tokens, BLOCK_SIZE)
+        one = guided.step(expected)
+        tokens = one.token_ids
+        answers.append(encode(one))
+    engine.sendall(with_blocks(*added[34]))
+    last = alone.decode_ahead(plan, Channel(rank, answers=True))
+    assert last is not None
+    assert not last.has_next
+    assert last.new_blocks.tolist() == [[0, 2], [1, 6], [0, 3], [1, 7]]
+    for answer in answers:
+        assert engine.recv(len(answer), socket.MSG_WAITALL) == answer
+    assert rank.recv(100) == with_blocks((0, 4)), "it stays for the worker"
+    assert plan.slots.tolist() == expected.slots.tolist()
+    alone.close()
+    guided.close()
+
+
+@pytest.mark.parametrize("blocks", [[(1, 9)], [(2, 9)], [(-1, 9)], [(0, 9), (1, 9), (0, 9)]])
+def test_blocks_that_no_step_of_these_spans_enters_stay_for_the_worker(
+    tmp_path: Path, ends: tuple[socket.socket, socket.socket], blocks: list[tuple[int, int]]
+) -> None:
+    ENTRIES["llama3"].make(tmp_path)
+    engine, rank = ends
+    made = runner(tmp_path)
+    plan, _ = begin(made)
+    engine.sendall(NEXT_STEP + with_blocks(*blocks))
+    ahead = made.decode_ahead(plan, Channel(rank, answers=True))
+    assert ahead is not None
+    assert not len(ahead.new_blocks)
+    assert rank.recv(100) == with_blocks(*blocks)
+    made.close()
 
 
 def test_the_engine_chooses_tokens_among_candidates(tmp_path: Path, ends: tuple[socket.socket, socket.socket]) -> None:

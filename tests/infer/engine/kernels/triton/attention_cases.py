@@ -10,13 +10,17 @@ from tk.infer.engine.kernels.aten.kv_cache import KVCache
 from tk.infer.engine.kernels.triton.append import HeadWeights, rotate_and_append
 from tk.infer.engine.kernels.triton.attention import Spans
 from tk.infer.engine.kernels.triton.paged_attention import LaunchedAttention
+from tk.infer.engine.kernels.triton.rows.norms import NO_VECTORS, OwnVectors
+from tk.infer.engine.kernels.triton.step.step_adapters import LINE
 
 META: Final = torch.device("meta")
 BLOCK, TOKENS, SPANS, MAX_CONTEXT = 32, 64, 16, 8192
 
 
-def _launch(kv_dtype: str, heads: int, kv_heads: int, dim: int, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Launches all kernels of one layer: with norms of heads, and factors of 4-bit keys."""
+def _launch(
+    kv_dtype: str, heads: int, kv_heads: int, dim: int, dtype: torch.dtype = torch.bfloat16, adapted: bool = False
+) -> None:
+    """Launches all kernels of one layer: with norms of heads, those of adapters too, and factors of 4-bit keys."""
     cache = KVCache(1, 64, kv_heads, BLOCK, dim, kv_dtype, device=META)
     qkv, query, out = (
         torch.empty(TOKENS, count * dim, dtype=dtype, device=META) for count in (heads + 2 * kv_heads, heads, heads)
@@ -25,7 +29,10 @@ def _launch(kv_dtype: str, heads: int, kv_heads: int, dim: int, dtype: torch.dty
     angles = torch.empty(2, TOKENS, dim, dtype=dtype, device=META)
     norm = torch.empty(dim, dtype=dtype, device=META)
     factors = torch.empty(kv_heads, dim, device=META) if kv_dtype == "int4" else None
-    rotate_and_append(cache, 0, qkv, query, slots, (angles[0], angles[1]), HeadWeights(norm, norm, factors, 1e-6))
+    lines = torch.empty(5, LINE, dtype=torch.int64, device=META)
+    own = OwnVectors(torch.empty(TOKENS, dtype=torch.int32, device=META), lines) if adapted else NO_VECTORS
+    weights = HeadWeights(norm, norm, factors, 1e-6, own)
+    rotate_and_append(cache, 0, qkv, query, slots, (angles[0], angles[1]), weights)
     number = torch.empty(SPANS, dtype=torch.int32, device=META)
     spans = Spans(torch.empty(SPANS, 2, dtype=torch.int32, device=META), number, number, number, tables.to(META), 256)
     attention = LaunchedAttention(cache, heads, dtype, MAX_CONTEXT)
@@ -41,5 +48,5 @@ CASES: Final[dict[str, Callable[[], object]]] = {
     "k8v4, 80 dims, fp16": partial(_launch, "k8v4", 32, 32, 80, torch.float16),
     "bf16, 256 dims": partial(_launch, "bf16", 16, 2, 256),
     "int4, 256 dims": partial(_launch, "int4", 16, 2, 256),
-    "fp32, 64 dims": partial(_launch, "fp32", 14, 2, 64, torch.float32),
+    "fp32, 64 dims": partial(_launch, "fp32", 14, 2, 64, torch.float32, adapted=True),
 }

@@ -1,12 +1,13 @@
-"""The tests of the backend on Triton's kernels: those that are marked need Triton, and run in its interpreter."""
+"""The tests of the backend on Triton's kernels: those that are marked need Triton, and a GPU or its interpreter."""
 
 import importlib.util
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
+from tk.tests.infer.engine.kernels.triton.where import IS_INTERPRETED, ON_GPU
 
 if importlib.util.find_spec("triton") is None:
     collect_ignore = [
@@ -16,12 +17,16 @@ if importlib.util.find_spec("triton") is None:
 
 @pytest.fixture(autouse=True)
 def interpreter(request: pytest.FixtureRequest) -> Iterator[ExitStack]:
-    """Guards the interpreter: it refuses arithmetic in bf16, and rounds to it as GPUs do; yields the guard."""
+    """Guards the interpreter: it refuses arithmetic in bf16, and rounds to it as GPUs do; yields the guard.
+
+    On a GPU the same tests run the compiled kernels.
+    """
     with ExitStack() as stack:
         if request.node.get_closest_marker("triton") is not None:
-            if os.environ.get("TRITON_INTERPRET") != "1":
-                pytest.skip("kernels run in the interpreter if TRITON_INTERPRET=1: see `make triton`")
-            from tk.tests.infer.engine.kernels.triton.guard import guarded_interpreter
+            if IS_INTERPRETED:
+                from tk.tests.infer.engine.kernels.triton.guard import guarded_interpreter
 
-            stack.enter_context(guarded_interpreter())
+                stack.enter_context(guarded_interpreter())
+            elif not ON_GPU:
+                pytest.skip("without a GPU kernels run in the interpreter, if TRITON_INTERPRET=1: see `make triton`")
         yield stack

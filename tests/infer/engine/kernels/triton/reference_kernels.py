@@ -1,12 +1,13 @@
 """The operations of the backend's kernels on torch and numpy, for machines without Triton: the oracles are ATen's."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from tk.core.casts import Array
+from tk.infer.engine.kernels.aten.adapted_products import AdaptedRange, by_own
 from tk.infer.engine.kernels.aten.expert_products import ExpertRows
 from tk.infer.engine.kernels.aten.paged_attention import PagedAttention
 from tk.infer.engine.kernels.aten.prepared_weights import CodedProduct, PreparedProduct
@@ -14,13 +15,16 @@ from tk.infer.engine.kernels.sampler.numpy_sampler import sample
 from tk.infer.engine.kernels.step_tensors import StepTensors
 from tk.infer.engine.kernels.triton.run.loaded_rank import LoadedRank
 from tk.infer.engine.kernels.triton.step.device_tables import ExpertPairs, RowOptions, StepOnDevice
+from tk.infer.engine.kernels.triton.step.step_adapters import RowTiles, StepAdapters
+from tk.infer.engine.kernels.triton.step.step_columns import TILE
 from tk.infer.engine.program.operations import AttendToCache, Norm, RotateAndAppend
 from tk.infer.engine.step.running_plan import TokenSpan
 from tk.model.activation import gelu_new, swiglu
 from tk.model.norm import rms_norm
 from tk.model.rope import Rotation, rotate
 from tk.parallel.coded_weight import CodedWeight
-from tk.parallel.products import linear
+from tk.parallel.products import linear, wide_linear
+from tk.parallel.wide_sums import layer_norm
 from tk.tests.infer.sampling_row import SamplingRow, pack
 
 
@@ -29,15 +33,48 @@ class ReferenceKernels:
 
     def __init__(self, loaded: LoadedRank, longest: int, most_rows: int) -> None:
         self._program, self._weights, self._cache = loaded.program, loaded.weights, loaded.cache
+        self._adapters = loaded.adapters
 
-    def add_norm(self, hidden_TD: torch.Tensor, added_TD: torch.Tensor | None, bias: str, norm: Norm) -> torch.Tensor:
+    def add_norm(
+        self,
+        hidden_TD: torch.Tensor,
+        added_TD: torch.Tensor | None,
+        bias: str,
+        norm: Norm,
+        adapters: StepAdapters | None = None,
+    ) -> torch.Tensor:
         """See `Kernels`."""
         if added_TD is not None:
             hidden_TD += added_TD + self._weights[bias] if bias else added_TD
-        weight = self._weights[norm.weight]
         if norm.kind == "rms":
-            return rms_norm(hidden_TD, weight, norm.eps)
-        return F.layer_norm(hidden_TD, weight.shape, weight, self._weights[norm.bias], norm.eps)
+            return self._rms_norm(norm.weight, hidden_TD, norm.eps, adapters)
+        names, ranges = (norm.weight, norm.bias), self._ranges(adapters)
+        return by_own(names, self._weights, ranges, partial(layer_norm, hidden_TD, eps=norm.eps))
+
+    def add_adapters(self, name: str, x_TD: torch.Tensor, sums_TF: torch.Tensor, tiles: RowTiles) -> torch.Tensor:
+        """See `Kernels`."""
+        assert self._adapters is not None
+        found_TF = sums_TF.clone()
+        numbers = len(self._adapters.lines(name))
+        for key, first, stop in zip(*(each.tolist() for each in tiles), strict=True):
+            rows, adapter = slice(first, min(first + TILE, stop)), self._adapters.held.get(key % numbers - 1)
+            if first < stop and adapter is not None:
+                if name in adapter.products:
+                    adapter.products[name][key // numbers].add_to([found_TF], rows, x_TD)
+                if name in adapter.changes:
+                    found_TF[rows] += adapter.changes[name]
+        return found_TF.to(x_TD.dtype)
+
+    def _rms_norm(self, name: str, x_TD: torch.Tensor, eps: float, adapters: StepAdapters | None) -> torch.Tensor:
+        return by_own((name,), self._weights, self._ranges(adapters), partial(rms_norm, x_TD, eps=eps))
+
+    def _ranges(self, adapters: StepAdapters | None) -> list[AdaptedRange]:
+        """Returns a range of each row with an adapter."""
+        if adapters is None or self._adapters is None:
+            return []
+        held = self._adapters.held
+        slots = [(row, number - 1) for row, number in enumerate(adapters.numbers.tolist())]
+        return [AdaptedRange(slice(row, row + 1), held[slot]) for row, slot in slots if slot in held]
 
     def query_tiles(self, span_length: Array) -> Array:
         """See `Kernels`: one tile per span."""
@@ -48,23 +85,29 @@ class ReferenceKernels:
         """See `Kernels`."""
         return swiglu(inner_TF) if kind == "swiglu" else gelu_new(inner_TF)
 
-    def product(self, x_TK: torch.Tensor, product: PreparedProduct) -> torch.Tensor:
+    def product(self, x_TK: torch.Tensor, product: PreparedProduct, rounds: bool = True) -> torch.Tensor:
         """See `Kernels`."""
-        return product(x_TK)
+        return product(x_TK) if rounds else product.unrounded(x_TK)
 
-    def coded_product(self, x_TK: torch.Tensor, weight: CodedWeight, bias_N: torch.Tensor | None) -> torch.Tensor:
+    def coded_product(
+        self, x_TK: torch.Tensor, weight: CodedWeight, bias_N: torch.Tensor | None, rounds: bool = True
+    ) -> torch.Tensor:
         """See `Kernels`."""
-        return CodedProduct(weight, 1, bias_N)(x_TK)
+        product = CodedProduct(weight, 1, bias_N)
+        return product(x_TK) if rounds else product.slice_sums(x_TK)[0]
 
     def gated_coded_product(self, x_TK: torch.Tensor, weight: CodedWeight) -> torch.Tensor | None:
         """See `Kernels`."""
         return swiglu(CodedProduct(weight, 1, None)(x_TK)) if len(x_TK) == 1 else None
 
-    def expert_product(self, x_PD: torch.Tensor, rows: ExpertRows, pairs: ExpertPairs) -> torch.Tensor:
+    def expert_product(
+        self, x_PD: torch.Tensor, rows: ExpertRows, pairs: ExpertPairs, rounds: bool = True
+    ) -> torch.Tensor:
         """See `Kernels`."""
+        multiply = linear if rounds else wide_linear
         num_rows = rows.shape[0] // len(pairs.ends)
         experts = [slice(expert * num_rows, (expert + 1) * num_rows) for expert in pairs.experts.tolist()]
-        return torch.cat([linear(x_PD[i : i + 1], rows[place]) for i, place in enumerate(experts)])
+        return torch.cat([multiply(x_PD[i : i + 1], rows[place]) for i, place in enumerate(experts)])
 
     def rotate_and_append(
         self, operation: RotateAndAppend, qkv_TF: torch.Tensor, rotary: Rotation | None, step: StepOnDevice
@@ -74,8 +117,8 @@ class ReferenceKernels:
         heads = qkv_TF.unflatten(-1, (-1, program.head_dim))
         query, key, value = heads.split((program.num_heads, program.num_kv_heads, program.num_kv_heads), dim=-2)
         if operation.q_norm:
-            query = rms_norm(query, weights[operation.q_norm], operation.eps)
-            key = rms_norm(key, weights[operation.k_norm], operation.eps)
+            query = self._rms_norm(operation.q_norm, query, operation.eps, step.adapters)
+            key = self._rms_norm(operation.k_norm, key, operation.eps, step.adapters)
         if rotary is not None:
             by = rotary[0].unsqueeze(1), rotary[1].unsqueeze(1)
             query, key = rotate(query, by), rotate(key, by)

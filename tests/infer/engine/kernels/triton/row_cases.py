@@ -9,9 +9,11 @@ import torch
 from tk.core.quantization import Grouping
 from tk.infer.engine.kernels.triton.rows.fixed_products import multiply_fixed
 from tk.infer.engine.kernels.triton.rows.launched_products import multiply_rows, multiply_tiles
-from tk.infer.engine.kernels.triton.rows.norms import add_norm, gate
+from tk.infer.engine.kernels.triton.rows.low_rank import add_adapters
+from tk.infer.engine.kernels.triton.rows.norms import OwnVectors, add_norm, gate
 from tk.infer.engine.kernels.triton.rows.samples import advance, sample
 from tk.infer.engine.kernels.triton.step.device_tables import ExpertPairs, RowOptions
+from tk.infer.engine.kernels.triton.step.step_adapters import LINE, StepAdapters
 from tk.infer.engine.kernels.triton.step.step_columns import DECODE_COLUMNS, FLOAT_COLUMNS, ROW_COLUMNS
 from tk.parallel.coded_weight import CodedWeight
 
@@ -48,6 +50,14 @@ def _products(bits: int, dtype: torch.dtype = torch.bfloat16) -> None:
     multiply_tiles(x_MK, weight, pairs=pairs, size=64)
 
 
+def _adapters(dtype: torch.dtype) -> None:
+    x_TD, sums_TF = _empty(ROWS, HIDDEN, dtype=dtype), _empty(ROWS, INNER, dtype=torch.float32)
+    adapters, lines = StepAdapters.each(_empty(ROWS, dtype=torch.int32)), _empty(5, LINE, dtype=torch.int64)
+    add_adapters(x_TD, sums_TF, lines, 32, adapters.tiles)
+    vector_D = _empty(HIDDEN, dtype=dtype)
+    add_norm(x_TD, (x_TD, None), vector_D, None, 1e-5, OwnVectors(adapters.numbers, lines))
+
+
 def _fixed(dtype: torch.dtype) -> None:
     weight_NK, bias_N = _empty(INNER, HIDDEN, dtype=dtype), _empty(INNER, dtype=dtype)
     for rows in (1, 512):
@@ -67,6 +77,7 @@ CASES: Final[dict[str, Callable[[], object]]] = {
     "products of int8": partial(_products, 8),
     "products of int4": partial(_products, 4),
     "products of experts": partial(_products, 0),
+    "adapters": partial(_adapters, torch.bfloat16),
     "fixed products": partial(_fixed, torch.bfloat16),
     "fixed products, fp32": partial(_fixed, torch.float32),
     "samples": _samples,

@@ -12,9 +12,10 @@ from tk.core.dtypes import by_name
 from tk.infer.engine.job import Job
 from tk.infer.engine.kernels.aten.kv_cache import KVCache
 from tk.infer.engine.kernels.aten.model_runner import ModelRunner
+from tk.infer.engine.kernels.aten.pages import CPU
 from tk.infer.engine.kernels.aten.prepared_weights import PreparedWeights
 from tk.infer.engine.kernels.loading import load_weights
-from tk.infer.engine.kernels.triton.run.assembly import assemble
+from tk.infer.engine.kernels.triton.run.assembly import assemble, with_slots
 from tk.infer.engine.kernels.triton.run.loaded_rank import LoadedRank
 from tk.infer.engine.kernels.triton.run.model_runner import TritonRunner
 from tk.infer.engine.program.lower import lower, serving_slices
@@ -34,6 +35,7 @@ def runners(
     weight_dtype: str = "auto",
     make_kernels: Any = ReferenceKernels,
     tp: Group = ALONE,
+    device: torch.device = CPU,
     is_fixed: bool = False,
     **sizes: int,
 ) -> tuple[TritonRunner, ModelRunner, PretendedGraphs]:
@@ -46,7 +48,7 @@ def runners(
     checkpoint = Checkpoint.open(folder)
     spec = decoder_spec(stored_config(checkpoint))
     program = lower(spec, tp.size, tp.rank, serving_slices(spec, tp.size, dtype))
-    weights = PreparedWeights(program, by_name(dtype), weight_dtype)
+    weights = PreparedWeights(program, by_name(dtype), weight_dtype, device)
     size: dict[str, Any] = {"num_blocks": 8, "kv_bytes": 0, "block_size": 16, "max_batched_tokens": 64}
     size |= {"num_twins": 7} | sizes
     job = Job(str(folder), "triton", dtype, kv_dtype, weight_dtype=weight_dtype, **size)
@@ -56,9 +58,10 @@ def runners(
 
     def cache() -> KVCache:
         shape = (program.num_layers, job.num_blocks, program.num_kv_heads, job.block_size, program.head_dim)
-        return KVCache(*shape, kv_dtype, job.num_twins, torch.device("cpu"))
+        return KVCache(*shape, kv_dtype, job.num_twins, device)
 
     graphs = PretendedGraphs()
-    loaded = LoadedRank(program, weights, cache(), tp, is_fixed)
+    loaded = with_slots(LoadedRank(program, weights, cache(), tp, is_fixed), job)
     made = assemble(job, loaded, lambda *parts: graphs.kernels(make_kernels(*parts)), graphs)
-    return made, ModelRunner(program, weights, cache(), tp, job.max_batched_tokens), graphs
+    with_adapters = job.adapter_slots > 0
+    return made, ModelRunner(program, weights, cache(), tp, job.max_batched_tokens, with_adapters), graphs

@@ -14,8 +14,13 @@ import pytest
 
 from tk.scripts.triton_versions import TRITON, VERSIONS
 from tk.tests.infer.engine.kernels.triton.gate import CAPABILITIES, Footprint, kernels_of_the_package
+from tk.tests.infer.engine.kernels.triton.where import ON_GPU
 
-pytestmark = [pytest.mark.triton, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.slow,
+    pytest.mark.skipif(ON_GPU, reason="for machines without a GPU: see `make triton`"),
+]
 ROOT = Path(__file__).resolve().parents[5]
 BF16_PRODUCT = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
 MOST_SECONDS = 120  # of a core, for each version

@@ -9,7 +9,9 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
-pytestmark = pytest.mark.triton
+from tk.tests.infer.engine.kernels.triton.where import ON_GPU
+
+pytestmark = [pytest.mark.triton, pytest.mark.skipif(ON_GPU, reason="of the interpreter")]
 
 
 @triton.jit

@@ -1,5 +1,6 @@
 """Whole steps on Triton's kernels in its interpreter, against ATen's."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +9,13 @@ import pytest
 from tk.infer.engine.job import Job
 from tk.infer.engine.kernels.batch_check import ProbedSequence, why_not_invariant
 from tk.infer.engine.kernels.triton.launches import FixedKernels, TritonKernels
+from tk.tests.infer.adapters import make_adapter
 from tk.tests.infer.engine.kernels.aten.test_devices import steps
-from tk.tests.infer.engine.kernels.triton.run.test_model_runner import ROWS, decoded
+from tk.tests.infer.engine.kernels.triton.run.test_device_adapters import BOTH, serving, with_adapters
+from tk.tests.infer.engine.kernels.triton.run.test_model_runner import ROWS, decoded, prompts
 from tk.tests.infer.engine.kernels.triton.runners import runners
+from tk.tests.infer.engine.kernels.triton.where import DEVICE, ON_GPU
+from tk.tests.infer.sampling_row import SamplingRow, pack
 from tk.tests.model.architectures import ENTRIES, VOCAB
 
 pytestmark = [pytest.mark.triton, pytest.mark.timeout(900)]
@@ -24,11 +29,14 @@ pytestmark = [pytest.mark.triton, pytest.mark.timeout(900)]
         ("gpt2", "fp32", "int8", "int8"),
         ("glm4_moe", "fp32", "fp32", "auto"),
         ("qwen2 sliding", "fp16", "fp8", "auto"),
+        pytest.param("mixtral", "bf16", "bf16", "auto", marks=pytest.mark.skipif(not ON_GPU, reason="a GPU has bf16")),
     ],
 )
 def test_steps_have_the_tokens_of_aten(name: str, dtype: str, kv_dtype: str, weight_dtype: str, tmp_path: Path) -> None:
     ENTRIES[name].make(tmp_path)
-    ours, theirs, _ = runners(tmp_path, dtype, kv_dtype, weight_dtype, make_kernels=TritonKernels, max_running=4)
+    ours, theirs, _ = runners(
+        tmp_path, dtype, kv_dtype, weight_dtype, make_kernels=TritonKernels, device=DEVICE, max_running=4
+    )
     close = 1e-3 if dtype == "fp32" else 0.1
     (found, logits_RV), (expected, expected_RV) = decoded(ours, ROWS, 3), decoded(theirs, ROWS, 3)
     np.testing.assert_array_equal(found, expected)
@@ -39,6 +47,17 @@ def test_steps_have_the_tokens_of_aten(name: str, dtype: str, kv_dtype: str, wei
     np.testing.assert_allclose(output.top_logprobs, reference.top_logprobs, atol=close)
 
 
+def test_steps_with_adapters_have_the_tokens_of_aten(tmp_path: Path) -> None:
+    """Factors, and norms of an adapter's own, of hidden and of heads."""
+    base = tmp_path / "base"
+    ENTRIES["qwen3"].make(base)
+    own = {3: (), 20: ("q_norm", "k_norm", "norm", "input_layernorm")}
+    adapters = [make_adapter(tmp_path / f"{r}", base, seed=r, rank=r, modules_to_save=each) for r, each in own.items()]
+    ours, theirs, _ = serving(base, adapters, "fp32", make_kernels=TritonKernels, device=DEVICE, max_running=1)
+    plan = replace(with_adapters(prompts(), BOTH), rows=pack([SamplingRow(row) for row in (2, 13, 18, 21)]))
+    np.testing.assert_allclose(ours.logits(plan), theirs.logits(plan), atol=1e-3)
+
+
 def test_rows_have_the_same_bits_in_any_batch(tmp_path: Path) -> None:
     """Products in floats and in codes, of experts, of a router and of the gate of a shared expert."""
     ENTRIES["qwen2_moe"].make(tmp_path)
@@ -47,6 +66,7 @@ def test_rows_have_the_same_bits_in_any_batch(tmp_path: Path) -> None:
         weight_dtype="int4",
         make_kernels=FixedKernels,
         is_fixed=True,
+        device=DEVICE,
         max_running=1,
         max_batched_tokens=3,
     )

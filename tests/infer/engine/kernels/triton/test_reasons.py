@@ -52,16 +52,17 @@ def test_auto_takes_gpus_only_where_nothing_is_against_it(
 
 def test_every_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, "3.8.0", H100, OLD)
-    assert not why_not(EngineOptions(Path("m"), tp=1))
-    assert "Tesla T4" in why_not(EngineOptions(Path("m"), tp=2))
-    assert "2 GPUs for 3 ranks" in why_not(EngineOptions(Path("m"), tp=3))
+    assert not why_not_on(1)
+    assert "Tesla T4" in why_not_on(2)
+    assert "2 GPUs for 3 ranks" in why_not_on(3)
 
 
-def test_adapters_are_refused_with_a_remedy(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_in_any_batch_are_refused_with_a_remedy(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, "3.8.0", H100)
-    options = EngineOptions(tiny, kernels="triton", max_adapters=2)
-    with pytest.raises(ConfigError, match=r"Triton's kernels serve no adapters\. Use --kernels auto or aten"):
+    options = EngineOptions(tiny, kernels="triton", max_adapters=2, batch_invariant=True)
+    with pytest.raises(ConfigError, match=r"serve no adapters with --batch-invariant\. Use --kernels auto or aten"):
         plan(options)
+    assert not why_not(EngineOptions(tiny, max_adapters=2))
 
 
 def test_triton_needs_a_gpu_or_the_interpreter(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

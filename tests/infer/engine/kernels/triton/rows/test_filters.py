@@ -14,6 +14,8 @@ from tk.infer.engine.kernels.triton.rows.samples import OptionColumns, SampleSha
 from tk.infer.engine.kernels.triton.step.device_tables import RowOptions
 from tk.infer.engine.kernels.triton.step.step_columns import row_columns
 from tk.infer.engine.step.sampling_rows import SamplingRows
+from tk.tests.infer.engine.kernels.triton.one_step import on_device
+from tk.tests.infer.engine.kernels.triton.where import DEVICE
 from tk.tests.infer.sampling_row import SamplingRow, pack
 
 pytestmark = pytest.mark.triton
@@ -45,7 +47,7 @@ CASES: Final[list[tuple[str, dict[str, Any]]]] = [
 
 def options(rows: SamplingRows) -> RowOptions:
     """Returns the options as the device has them."""
-    return RowOptions.of({name: torch.from_numpy(each.copy()) for name, each in row_columns(rows).items()})
+    return RowOptions.of({name: on_device(each.copy()) for name, each in row_columns(rows).items()})
 
 
 def kept(logits_V: Array, row: SamplingRow) -> Array:
@@ -63,9 +65,9 @@ def test_cuts_keep_what_the_host_keeps() -> None:
     given = [SamplingRow(i, **{"temperature": 1.0, **changed}) for i, (_, changed) in enumerate(CASES)]
     shape, of_rows = SampleShape.of(VOCAB), options(pack(given))
     columns = OptionColumns(*(of_rows.columns[name] for name in OptionColumns._fields))
-    bests_RB = torch.full((len(given), shape.num_blocks), -np.inf)
-    bests_RB[:, 0] = torch.from_numpy(logits_RV.max(axis=1))
-    cuts = find_cuts(torch.from_numpy(logits_RV), columns, bests_RB, shape)
+    bests_RB = torch.full((len(given), shape.num_blocks), -np.inf, device=DEVICE)
+    bests_RB[:, 0] = on_device(logits_RV.max(axis=1))
+    cuts = find_cuts(on_device(logits_RV), columns, bests_RB, shape)
     for i, row in enumerate(given):
         with np.errstate(over="ignore"):
             scores_V = (logits_RV[i] - logits_RV[i].max()) / np.float32(row.temperature)
@@ -82,6 +84,6 @@ def test_tokens_of_filtered_rows_are_those_of_the_hosts_sampler(vocab: int) -> N
     filters: list[dict[str, Any]] = [{"top_k": 2}, {"top_p": 0.6}, {"min_p": 0.3}, {"min_p": 1.0}, {"top_k": 9}]
     rows = pack([SamplingRow(i, temperature=1.5, seed=i, **each) for i, each in enumerate([*filters, {"top_k": 1}])])
     expected = numpy_sampler.sample(logits_RV, rows)
-    found = sample(torch.from_numpy(logits_RV), options(rows)).numpy()
+    found = sample(on_device(logits_RV), options(rows)).cpu().numpy()
     np.testing.assert_array_equal(found[0], expected.token_ids)
     np.testing.assert_array_equal(found[1], expected.finite)

@@ -11,7 +11,9 @@ import triton.language as tl
 from tk.core.casts import Array
 from tk.infer.engine.kernels.sampler import exact_math, numpy_sampler, philox
 from tk.infer.engine.kernels.triton.rows.samples import OptionColumns, SampleShape, advance, log, sample, uniform
+from tk.tests.infer.engine.kernels.triton.one_step import on_device
 from tk.tests.infer.engine.kernels.triton.rows.test_filters import options
+from tk.tests.infer.engine.kernels.triton.where import DEVICE
 from tk.tests.infer.sampling_row import SamplingRow, pack
 
 pytestmark = pytest.mark.triton
@@ -35,21 +37,21 @@ def _log(x: tl.tensor, out: tl.tensor, SIZE: tl.constexpr) -> None:
 
 def test_noise_has_the_bits_of_the_hosts() -> None:
     rows = pack([SamplingRow(i, seed=seed, sample_index=3 * i, new_number=77 + i) for i, seed in enumerate(SEEDS)])
-    found, noise = (torch.zeros(len(SEEDS), 256, dtype=torch.float64) for _ in range(2))
+    found, noise = torch.zeros(2, len(SEEDS), 256, dtype=torch.float64, device=DEVICE)
     of_rows = options(rows)
     columns = OptionColumns(*(of_rows.columns[name] for name in OptionColumns._fields))
     _noise[(len(SEEDS),)](found, noise, columns, DRAWS=64)
     for row, seed in enumerate(SEEDS):
         expected = philox.uniform(seed, 3 * row, 77 + row, np.arange(256))
-        np.testing.assert_array_equal(found[row].numpy(), expected)
-        np.testing.assert_array_equal(noise[row].numpy(), philox.gumbel(expected))
+        np.testing.assert_array_equal(found[row].cpu().numpy(), expected)
+        np.testing.assert_array_equal(noise[row].cpu().numpy(), philox.gumbel(expected))
 
 
 def test_logarithms_have_the_bits_of_the_hosts() -> None:
     values = np.random.default_rng(0).random(1024) * np.logspace(-300, 300, 1024)
-    found = torch.zeros(1024, dtype=torch.float64)
-    _log[(1,)](torch.from_numpy(values), found, SIZE=1024)
-    np.testing.assert_array_equal(found.numpy(), exact_math.log(values))
+    found = torch.zeros(1024, dtype=torch.float64, device=DEVICE)
+    _log[(1,)](on_device(values), found, SIZE=1024)
+    np.testing.assert_array_equal(found.cpu().numpy(), exact_math.log(values))
 
 
 @pytest.mark.parametrize("vocab", [5, 1024, 2500])
@@ -70,7 +72,7 @@ def test_tokens_are_those_of_the_hosts_sampler(vocab: int) -> None:
     for number in range(3):
         rows = replace(rows, new_number=rows.new_number + np.int32(number))
         expected = numpy_sampler.sample(logits_RV, rows)
-        found = sample(torch.from_numpy(logits_RV), options(rows)).numpy()
+        found = sample(on_device(logits_RV), options(rows)).cpu().numpy()
         np.testing.assert_array_equal(found[0], expected.token_ids)
         np.testing.assert_array_equal(found[1], expected.finite)
 
@@ -83,12 +85,12 @@ def test_a_large_vocabulary_has_blocks_for_all_tokens() -> None:
 
 
 def test_rows_advance_but_padding() -> None:
-    columns = torch.zeros(11, 4, dtype=torch.int32)
-    columns[1:3] = torch.tensor([[15, 3, -1, -1], [31, 99, -1, -1]])
-    tables = torch.tensor([[1, 5, 0], [3, 7, 0], [9, 9, 9], [9, 9, 9]], dtype=torch.int32)
-    wide = torch.zeros(11, 6, dtype=torch.int32)
+    columns = torch.zeros(11, 4, dtype=torch.int32, device=DEVICE)
+    columns[1:3] = torch.tensor([[15, 3, -1, -1], [31, 99, -1, -1]], device=DEVICE)
+    tables = torch.tensor([[1, 5, 0], [3, 7, 0], [9, 9, 9], [9, 9, 9]], dtype=torch.int32, device=DEVICE)
+    wide = torch.zeros(11, 6, dtype=torch.int32, device=DEVICE)
     wide[:, :4] = columns
-    advance(wide[:, :4], tables, torch.tensor([42, 43, 44, 45], dtype=torch.int32), 16)
-    found: Array = wide[:, :4].numpy()
+    advance(wide[:, :4], tables, torch.tensor([42, 43, 44, 45], dtype=torch.int32, device=DEVICE), 16)
+    found: Array = wide[:, :4].cpu().numpy()
     assert found[:3].tolist() == [[42, 43, 0, 0], [16, 4, -1, -1], [5 * 16, 3 * 16 + 4, -1, -1]]
     assert found[7].tolist() == [1, 1, 0, 0]
