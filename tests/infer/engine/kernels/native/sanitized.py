@@ -97,9 +97,9 @@ def decode_ahead(backend: Backend) -> None:
     engine, rank = socket.socketpair()
     with engine, rank:
         channel = Channel(rank, answers=True)
-        place, table = np.array([58], np.int32), np.array([[1, 3, 5, 7]], np.int32)
+        place, table = np.array([42], np.int32), np.array([[1, 3, 5]], np.int32)  # models have 64 positions
         running = replace(
-            plan(49, 50, 16), positions=place, slots=7 * 16 + place % 16, block_tables=table, generation=1
+            plan(49, 50, 16), positions=place, slots=5 * 16 + place % 16, block_tables=table, generation=1
         )
         backend.step(running, channel=channel)
         new_block = Frame("step", body=NextTokens(np.array([[0, 9]], np.int32)).encode()).encode()
