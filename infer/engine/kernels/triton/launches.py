@@ -101,7 +101,7 @@ class TritonKernels(GpuKernels):
             return multiply_rows(x_PD, rows, pairs=pairs, rounds=rounds)
         if isinstance(rows, torch.Tensor) and rounds:
             weight_EFD = rows.unflatten(0, (len(pairs.ends), -1))
-            if fits_kernel(x_PD, weight_EFD):
+            if fits_kernel(x_PD, weight_EFD) and fits_kernel(x_PD, weight_EFD.mT):  # else it would wait for lengths
                 return grouped_linear(x_PD, weight_EFD, RowGroups(pairs.ends))
         return multiply_tiles(x_PD, rows, pairs=pairs, rounds=rounds)
 

@@ -1,17 +1,21 @@
 """Products with weights in codes and with those of experts, against the widened weights of the ATen backend."""
 
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from tk.core.quantization import Grouping
+from tk.infer.engine.kernels.triton.launches import TritonKernels
 from tk.infer.engine.kernels.triton.rows import launched_products, low_rank
 from tk.infer.engine.kernels.triton.rows.launched_products import multiply_rows, multiply_tiles, tile_rows
 from tk.infer.engine.kernels.triton.step.device_tables import ExpertPairs
 from tk.infer.engine.kernels.triton.step.step_adapters import LINE, pair_tiles
+from tk.parallel import products
 from tk.parallel.coded_weight import CodedWeight
-from tk.tests.infer.engine.kernels.triton.where import CLOSE, DEVICE
+from tk.parallel.row_groups import RowGroups
+from tk.tests.infer.engine.kernels.triton.where import CLOSE, DEVICE, ON_GPU
 
 pytestmark = pytest.mark.triton
 EXPERTS, FEATURES = 6, 20
@@ -62,6 +66,21 @@ def test_products_are_those_of_the_widened_weight(name: str, dtype: torch.dtype,
     found = multiply(x_MK, weight, pairs=chosen_pairs(), rounds=False)
     assert found.dtype == torch.float32
     check(found.to(dtype), torch.stack(expected))
+
+
+@pytest.mark.parametrize("features", [3, 8])
+def test_no_length_of_an_experts_rows_is_read(features: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch's grouped product does not take a weight, of few columns or out features, it would read them."""
+    monkeypatch.setattr(products, "_WITHOUT_KERNELS", frozenset())
+    monkeypatch.setattr(RowGroups, "counts", property(lambda groups: pytest.fail("the host waits")))
+    experts = torch.arange(3, device=DEVICE).repeat_interleave(8).int()
+    pairs = ExpertPairs(experts, torch.tensor([8, 16, 24], dtype=torch.int32, device=DEVICE))
+    dtype = torch.bfloat16 if ON_GPU else torch.float16
+    x_PD, weight = (torch.randn(rows, 8, device=DEVICE).to(dtype) for rows in (24, 3 * features))
+    found = TritonKernels.expert_product(Mock(), x_PD, weight, pairs)
+    wide_EFD = weight.float().view(3, features, 8)
+    expected = torch.stack([wide_EFD[e] @ x.float() for x, e in zip(x_PD, experts.tolist(), strict=True)])
+    assert float((found.float() - expected).abs().max()) <= 8e-3 * float(expected.abs().max())
 
 
 @pytest.mark.parametrize("name", GROUPINGS)
