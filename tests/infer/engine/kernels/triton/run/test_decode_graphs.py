@@ -1,6 +1,5 @@
 """The graphs of buckets: a recorder that repeats operations alone finds what the function must not do."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -48,16 +47,16 @@ def test_a_graph_that_reads_numbers_is_refused() -> None:
 
 def test_all_graphs_run_first_and_are_captured_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """cuBLAS keeps memory for each stream on which it has multiplied."""
-    cuda, present = MagicMock(), list[object]()
+    cuda = MagicMock()
     monkeypatch.setattr(torch, "cuda", cuda)
-    cuda.stream.side_effect = lambda stream: nullcontext(present.append(stream))
     recorder = CudaGraphs()
     for _ in range(3):
         replay, output = recorder.record(lambda: torch.ones(2))
         assert output.tolist() == [1.0, 1.0]
         assert replay is cuda.CUDAGraph.return_value.replay
-    (stream,) = {*present, *(call.kwargs["stream"] for call in cuda.graph.call_args_list)}
-    assert cuda.Stream.call_count == 1
+    first, captured = (each.call_args_list for each in (cuda.stream, cuda.graph))
+    (stream,) = {*(call.args[0] for call in first), *(call.kwargs["stream"] for call in captured)}
+    assert (len(first), len(captured), cuda.Stream.call_count) == (3, 3, 1)
     assert stream is cuda.Stream.return_value
 
 
