@@ -1,6 +1,6 @@
 """A rank for tests of the launcher, without torch: it makes steps with heartbeats, and fails in step 3 on request.
 
-`python -m tk.tests.train.launch.light_rank RANK FAULT`: in forward of step 3, rank RANK sleeps or raises. A rank waits
+`python -m tk.tests.train.launch.light_rank RANK FAULT`: in forward of step 3, rank RANK sleeps or fails. A rank waits
 for the others in each step, and gives one up as soon as its file says that it is stuck: no clock decides that.
 """
 
@@ -22,7 +22,7 @@ def stuck_file(folder: Path, rank: int) -> Path:
 
 def main() -> int:
     die_with_parent()
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    fault, rank, world = sys.argv[2], int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     folder, faulty = Path(os.environ[HEARTBEATS_VARIABLE]), rank == int(sys.argv[1])
     heartbeat = Heartbeat(folder, rank)
     heartbeat.beat("ready")
@@ -30,20 +30,20 @@ def main() -> int:
         time.sleep(0.001)
     for step in range(1, 100_000):
         heartbeat.beat("forward", step)
-        if faulty and step == 3:
+        if faulty and step == 3 and fault != "none":
             stuck_file(folder, rank).touch()
-            if sys.argv[2] == "sleep":
+            if fault == "sleep":
                 time.sleep(3600)
-            if sys.argv[2] == "fail":
-                write_error(ValueError("a fault of its own"), rank, peers_lost=False)
-                return 1
+            write_error(ValueError("a fault of its own"), rank, peers_lost=False)
+            return 1
         heartbeat.beat("reduce")
-        while late := [
-            beat.rank
-            for beat in read_beats(folder, world)
-            if beat.step < step or (beat.step, beat.phase) == (step, "forward")
-        ]:
-            if any(stuck_file(folder, other).exists() for other in late):
+        while True:
+            stuck = {other for other in range(world) if stuck_file(folder, other).exists()}
+            beats = read_beats(folder, world)  # after that: the last ones of those that are stuck
+            late = {each.rank for each in beats if each.step < step or (each.step, each.phase) == (step, "forward")}
+            if not late:
+                break
+            if late & stuck:
                 write_error(WorkerDied("a neighbour does not answer"), rank, peers_lost=True)
                 return 1
             time.sleep(0.001)
