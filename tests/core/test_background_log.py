@@ -104,15 +104,8 @@ def test_a_process_that_ends_has_written_every_line(form: str, tmp_path: Path) -
 
 
 def test_a_process_whose_log_is_not_read_ends(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-c",
-        LOGGING,
-        "20000",
-        "text",
-        "then",
-        "hurried",
-    ]  # whose last line could be that of an error
+    words = ["20000", "text", "hurried", "then"]  # the last line could be that of an error
+    command = [sys.executable, "-c", LOGGING, *words]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE)
     assert process.stderr is not None
     assert process.wait(30) == 0
