@@ -1,4 +1,4 @@
-"""Tests wait for events: a machine may stall for seconds, and a clock in an event's place makes a test red by chance."""
+"""Tests wait for events: machines stall for seconds, and a clock in an event's place makes a test red by chance."""
 
 import ast
 from collections.abc import Iterator
