@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tk.tests.child_processes import child_ids, command_of
 from tk.text import chat_process_handle
 from tk.text.chat_process_handle import ChatProcess, ChatProcessEnded
 from tk.text.template_files import TemplateSources
@@ -45,13 +46,7 @@ def opened() -> Iterator[Open]:
 
 def child() -> int:
     """The process id of the only child of this process that renders."""
-    own = [
-        int(entry.parent.name)
-        for entry in Path("/proc").glob("[0-9]*/stat")
-        if entry.read_text().rpartition(")")[2].split()[1] == str(os.getpid())
-        and b"chat_process" in (entry.parent / "cmdline").read_bytes()
-    ]
-    [process] = own
+    [process] = [each for each in child_ids() if b"chat_process" in command_of(each)]
     return process
 
 

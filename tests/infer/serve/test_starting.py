@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tk.tests.child_processes import has_ended
 from tk.tests.infer.serve.serving import WAIT_SECONDS, Command, Serving, shared_memory
 from tk.tests.infer.serve.tiny_model import write_tiny_model
 
@@ -15,13 +16,6 @@ from tk.tests.infer.serve.tiny_model import write_tiny_model
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_tiny_model(tmp_path_factory.mktemp("model") / "tiny-llama"))
-
-
-def runs(process_id: int) -> bool:
-    try:
-        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def wait_until(goal: str, condition: Callable[[], bool]) -> None:
@@ -40,7 +34,7 @@ def signalled(words: Sequence[str], num_workers: int, numbers: Sequence[int]) ->
         for number in numbers[:-1]:
             started.process.send_signal(number)
         ended = started.end(numbers[-1])
-        wait_until(f"left behind: {workers}", lambda: not any(map(runs, workers)))
+        wait_until(f"left behind: {workers}", lambda: all(map(has_ended, workers)))
         return ended
     finally:
         started.close()
