@@ -130,7 +130,7 @@ INLINE struct coded coded_of(const struct group *g, const struct matrix *w, cons
                           .lines = lines_of(w),
                           .bytes = group_bytes(w),
                           .steps = steps_of_part(w),
-                          .jump = slice < w->slices - 1 ? 0 : g->next - g->panels[0] - w->panel_bytes / w->slices};
+                          .jump = slice < w->slices - 1 ? 0 : g->jump - w->panel_bytes};
 }
 
 // The bytes ahead of the codes of group n at which those lie that few rows read CODES_AHEAD lines later.

@@ -176,12 +176,13 @@ INLINE void many_coded(const int bits, const struct coded *c, int first, const c
 
 INLINE void sum_codes_of(const int bits, const struct coded *c) {
     const struct group *g = c->g;
+    const char *next = g->panels[0] + g->jump;
     int are_four = g->panels[2] != g->panels[1];
     if (g->count == 1) few_coded(1, bits, c, 0);
     else if (g->count == 2) few_coded(2, bits, c, 0);
     else {
-        many_coded(bits, c, 0, are_four ? g->panels[2] : g->next);
-        if (are_four) many_coded(bits, c, 2, g->next);
+        many_coded(bits, c, 0, are_four ? g->panels[2] : next);
+        if (are_four) many_coded(bits, c, 2, next);
     }
 }
 
