@@ -133,9 +133,8 @@ INLINE struct coded coded_of(const struct group *g, const struct matrix *w, cons
                           .jump = slice < w->slices - 1 ? 0 : g->jump - w->panel_bytes};
 }
 
-// The bytes ahead of the codes of group n at which those lie that few rows read CODES_AHEAD lines later.
-INLINE int64_t codes_ahead(const struct coded *c, int64_t n) {
-    int64_t ahead = CODES_AHEAD * LINE_BYTES;
+// The bytes from the codes of group n to those that are read `ahead` bytes later.
+INLINE int64_t codes_ahead(const struct coded *c, int64_t n, int64_t ahead) {
     return (c->groups - n) * c->bytes <= ahead ? ahead + c->jump : ahead;
 }
 

@@ -71,7 +71,7 @@ INLINE void few_coded(const int rows, const int bits, const struct coded *c, int
         vf partial[FEW_CODED_ROWS * GROUP_PANELS];
 #pragma GCC unroll 8
         for (int i = 0; i < rows * GROUP_PANELS; i++) partial[i] = v_set1(0.0f);
-        int64_t ahead = codes_ahead(c, n);
+        int64_t ahead = codes_ahead(c, n, CODES_AHEAD * LINE_BYTES);
         for (int64_t l = 0; l < c->lines; l += most, x += g->step_values) {
             const char *lines[GROUP_PANELS];
             for (int p = 0; p < GROUP_PANELS; p++) lines[p] = g->panels[p] + n * c->bytes + (1 + l) * LINE_BYTES;
