@@ -66,6 +66,8 @@ INLINE void tile(const int rows, const int panels, const int format, const int f
         for (int p = 0; p < panels; p++) {
             const char *line = w + p * panel_bytes + k * pair_bytes(format);
             if (fetch) __builtin_prefetch(ahead.from + (k * panels + p) * ahead.bytes, 0, 2);
+            if (fetch && format == FP32 && rows > 3)  // a pair has two lines
+                __builtin_prefetch(ahead.from + (k * panels + p) * ahead.bytes + ahead.bytes / 2, 0, 2);
             if (panels > 1 && !fetch) __builtin_prefetch(line + (k < turn ? near : next));
 #pragma GCC unroll 2
             for (int half = 0; half < 2; half++) {
