@@ -43,7 +43,7 @@ def test_the_lowest_versions_go_together_from_text_to_text(tmp_path: Path) -> No
     install_torch(python, OWN, variables)
     (tmp_path / "dist").mkdir()
     wheel = build_distributions(tmp_path / "dist").wheel
-    install(python, [f"{wheel}[{','.join(EXTRAS)}]", *lowest_versions()], tmp_path, variables)
+    install(python, ["--no-compile", f"{wheel}[{','.join(EXTRAS)}]", *lowest_versions()], tmp_path, variables)
     run([python, "-m", "pip", "check"], tmp_path, variables)
 
     folder = tmp_path / "work"
