@@ -64,6 +64,11 @@ def start_copy_up(source: torch.Tensor, target: torch.Tensor) -> Any:
     return torch.cuda.current_stream(target.device).record_event()
 
 
+def mark(device: torch.device) -> Any:
+    """Returns an event whose `synchronize` waits for all that `device` has begun; None on a CPU, which has ended it."""
+    return None if device.type == "cpu" else torch.cuda.current_stream(device).record_event()
+
+
 class SideStream:
     """A stream for copies from a GPU to pinned memory, which go on beside its computation."""
 

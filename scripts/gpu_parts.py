@@ -53,7 +53,8 @@ PARTS: Final = (
         "kernels against oracles, compiled",
         (
             (*_GPU, "tests/train/context", "tests/train/engine"),
-            (*_PYTEST, "-m", "triton", _KERNELS),
+            # Most of the time each test compiles, on one core.
+            (*_PYTEST, "-n", "4", "-m", "triton", _KERNELS),
         ),
     ),
     GpuPart(

@@ -272,4 +272,5 @@ def _draft_of(
     workers = WorkerGroup(processes, StepWatch(options.step_timeout, report), name="The draft's rank")
     policy = DraftPolicy(options.speculate, draft.config.context_length, scheduler.proposals)
     scheduler.proposed.drafts = policy
+    scheduler.proposals.forgets = False  # its trials measure what proposals cost
     return DraftModel(workers, draft.job(), policy, scheduler.allocator, options.max_running)

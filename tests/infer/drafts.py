@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tk.infer.engine.schedule.proposing import draft_policy
 from tk.infer.engine.schedule.proposing.draft_policy import DraftPolicy
 
 
@@ -25,4 +26,5 @@ def draft_of(model: Path, folder: Path, noise: float = 0.05, seed: int = 0) -> P
 def always_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets engines that start from now on draft as many tokens as they may, whatever steps cost."""
     monkeypatch.setattr(DraftPolicy, "_best_count", lambda policy, *given: policy._most)
+    monkeypatch.setattr(draft_policy, "_PATIENCE", float("inf"))
     monkeypatch.setattr(DraftPolicy, "chance", lambda policy, record: 1.0)

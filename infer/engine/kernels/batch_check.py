@@ -13,7 +13,7 @@ import numpy as np
 from ....core.casts import Array
 from ....core.integers import ceil_div
 from ..job import Job
-from ..step.running_plan import RunningPlan
+from ..step.running_plan import NO_ADAPTER, RunningPlan
 from ..step.sampling_rows import SamplingRows
 
 Logits = Callable[[RunningPlan], Array]  # computes a step: `Backend.logits`
@@ -23,17 +23,18 @@ _CUTS: Final = (5, 6, 37)  # positions before which it is cut
 _COUNTS: Final = (1, 2, 3, 8, 17, 64)  # single tokens of a step
 
 
-def why_not_invariant(logits: Logits, job: Job, vocab_size: int) -> str:
+def why_not_invariant(logits: Logits, job: Job, vocab_size: int, slot: int = NO_ADAPTER) -> str:
     """Returns where logits depend on what is computed with them; "" if all have the same bits. Every rank calls it.
 
     Args:
         logits: those of a backend, before it serves: the first blocks of its cache are written.
         job: the backend's job.
         vocab_size: the number of tokens.
+        slot: that of the adapter that the sequence has, if it has one.
     """
     room = min(job.num_blocks, job.num_twins or job.num_blocks) * job.block_size
     length = min(_LONGEST, room, job.max_model_len or room, job.max_batched_tokens)
-    sequence = ProbedSequence(length, job.block_size, vocab_size)
+    sequence = ProbedSequence(length, job.block_size, vocab_size, job.num_twins > 0, slot)
     expected = logits(sequence.step([range(length)]))
     for what, spans in _ways(length, job.block_size):
         found = logits(sequence.step(spans))
@@ -65,12 +66,17 @@ class ProbedSequence:
         length: the number of its tokens.
         block_size: the tokens of a block.
         vocab_size: the number of tokens that there are.
+        shares_twins: whether blocks get twins by plans: a cache without such twins has no place for them.
+        slot: that of its adapter, if it has one.
     """
 
-    def __init__(self, length: int, block_size: int, vocab_size: int) -> None:
+    def __init__(
+        self, length: int, block_size: int, vocab_size: int, shares_twins: bool = False, slot: int = NO_ADAPTER
+    ) -> None:
         self._tokens = (np.arange(length, dtype=np.int32) * 31 + 7) % np.int32(vocab_size)
-        self._block_size = block_size
+        self._block_size, self._slot = block_size, slot
         self._blocks = np.arange(1, 1 + ceil_div(length, block_size), dtype=np.int32)
+        self._twins = np.repeat(self._blocks[:, None], 2, axis=1) if shares_twins else np.empty((0, 2), np.int32)
 
     def step(self, spans: Sequence[range]) -> RunningPlan:
         """Returns the step that computes spans of positions, with the logits of each."""
@@ -83,5 +89,6 @@ class ProbedSequence:
             span_length=np.array([len(span) for span in spans], np.int32),
             block_tables=np.repeat(self._blocks[None], len(spans), axis=0),
             rows=SamplingRows.scoring(scored.astype(np.int32)),
-            twins=np.repeat(self._blocks[:, None], 2, axis=1),
+            twins=self._twins,
+            adapters=np.full(0 if self._slot == NO_ADAPTER else len(spans), self._slot, np.int32),
         )

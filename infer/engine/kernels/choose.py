@@ -11,6 +11,7 @@ from .backend import Backend
 from .batch_check import why_not_invariant
 from .native.prepare import prepare as prepare_native
 from .native.prepare import why_not
+from .probed_adapter import probed_adapter
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -23,12 +24,23 @@ def prepare(job: Job, program: Program, load: LoadParams) -> Backend:
         ConfigError: as `_prepare` does, or logits depend on the batch.
     """
     backend = _prepare(job, program, load)
-    if job.batch_invariant and (reason := why_not_invariant(backend.logits, job, program.vocab_size)):
+    if job.batch_invariant and (reason := _why_not_invariant(backend, job, program)):
         raise ConfigError(
             f"--batch-invariant cannot be kept on rank {job.rank} with the kernels {backend.kernels}: {reason}. Take "
             "others with --kernels, or leave the option out."
         )
     return backend
+
+
+def _why_not_invariant(backend: Backend, job: Job, program: Program) -> str:
+    """Checks rows without an adapter and, where there are slots, rows with one that only the check has."""
+    reason = why_not_invariant(backend.logits, job, program.vocab_size)
+    if reason or not job.adapter_slots:
+        return reason
+    backend.pack_adapter(0, probed_adapter(program, job))()
+    reason = why_not_invariant(backend.logits, job, program.vocab_size, slot=0)
+    backend.drop_adapter(0)
+    return reason and f"with an adapter {reason}"
 
 
 def _prepare(job: Job, program: Program, load: LoadParams) -> Backend:

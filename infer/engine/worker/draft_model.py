@@ -70,8 +70,11 @@ class DraftModel:
         """
         begun = time.monotonic()
         wanted = {chunk.sample: len(chunk.proposals) for chunk, _ in planned if chunk.source is Source.DRAFT}
-        made = self._propose(wanted) if wanted else {}
-        self.seconds = time.monotonic() - begun if wanted else 0.0
+        self.seconds = 0.0
+        if not wanted:
+            return [*planned]
+        made = self._propose(wanted)
+        self.seconds = time.monotonic() - begun
         return [
             (_filled(chunk, made), request) if chunk.sample in wanted else (chunk, request)
             for chunk, request in planned
@@ -86,18 +89,23 @@ class DraftModel:
             return {}
         ready = {follower.sample: wanted[sample] for sample, follower in followers.items()}
         ready = {chunk.sample: ready[chunk.sample] for chunk in first if chunk.is_last}
-        is_short = all(chunk.length <= _CATCHES_UP for chunk in first)
         self.workers.watch.begin(lambda: 0.0)
         self._send(first)
         steps = max(ready.values(), default=1)
         rounds = [list(ready), *([each for each, count in ready.items() if count > i] for i in range(1, steps))]
         for those in rounds[1:]:
             self._send([ScheduledChunk(sample, sample.num_computed, 1) for sample in those])
+        is_short, read = all(chunk.length <= _CATCHES_UP for chunk in first), begun
         for those in rounds:
             _take(those, self.workers.receive().token_ids)
+            read = time.monotonic() if those is rounds[0] else read  # it has read all tokens before its own
         self.workers.watch.rest()
+        now = time.monotonic()
+        self.policy.spend(len(first), steps, now - begun)
         if is_short and ready:
-            self.policy.observe(len(first), steps, time.monotonic() - begun)
+            self.policy.observe(len(first), steps, now - begun)
+        elif steps > 1:
+            self.policy.observe(len(ready), steps - 1, now - read)
         made = {sample: self._end(sample, each) for sample, each in followers.items()}
         return {sample: tokens for sample, tokens in made.items() if tokens}
 

@@ -27,8 +27,7 @@ class Spans(NamedTuple):
         first: the packed token with which each span begins, int32 [S].
         start: its position in its sequence, int32 [S].
         length: the tokens of each span, int32 [S]; 0: the span is padding, and nothing is computed.
-        tables: the blocks of each span's sequence, int32 [S, B].
-        width: B.
+        tables: the blocks of each span's sequence, int32 [S, B]; the rows may lie further apart.
     """
 
     tiles: Any
@@ -36,7 +35,6 @@ class Spans(NamedTuple):
     start: Any
     length: Any
     tables: Any
-    width: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +198,11 @@ def _attended(
             largest, total, sums = _tile(q, largest, total, sums, low, view, pages, S)
     else:
         mixed = tl.maximum(begin, first_position // S.block * S.block // S.keys * S.keys)
+        if S.block < S.keys:
+            # Rows whose own block is not here sum the first block's twins apart, too, as rows whose block it is do.
+            for low in tl.range(begin, tl.minimum(tl.minimum(mixed, S.keys), stop), S.keys):
+                largest, total, sums = _mixed_tile(q, largest, total, sums, low, view, pages, S)
+            begin = tl.maximum(begin, S.keys)
         for low in tl.range(begin, tl.minimum(mixed, stop), S.keys):
             largest, total, sums = _tile(q, largest, total, sums, low, view, pages, S)
         for low in tl.range(mixed, stop, S.keys):
@@ -207,17 +210,21 @@ def _attended(
     return largest, total, sums
 
 
-@triton.jit(do_not_specialize=["window"])
+@triton.jit(do_not_specialize=["stride", "window"])
 def attention_kernel(
     query: tl.tensor,
     out: tl.tensor,
     statistics: tl.tensor,
     spans: tl.tensor,
+    stride: tl.tensor,
     pages: tl.tensor,
     window: tl.tensor,
     S: tl.constexpr,
 ) -> None:
-    """Computes a tile of query rows, or its part of a split of the keys; see `paged_attention.py`."""
+    """Computes a tile of query rows, or its part of a split of the keys; see `paged_attention.py`.
+
+    The stride of the tables' rows is an argument of its own, as Triton compiles anew for some numbers in a tuple.
+    """
     tile, head = tl.program_id(0), tl.program_id(1)
     span, token = tl.load(spans.tiles + 2 * tile), tl.load(spans.tiles + 2 * tile + 1)
     start, length = tl.load(spans.start + span), tl.load(spans.length + span)
@@ -234,7 +241,7 @@ def attention_kernel(
     at = ((tl.load(spans.first + span) + own).to(tl.int64) * S.heads + head * S.group + rows % S.group) * S.dim
     has = real[:, None] & (columns < S.dim)[None, :]
     q = tl.load(query + at[:, None] + columns[None, :], mask=has, other=0.0).to(S.compute)
-    table = spans.tables + span.to(tl.int64) * spans.width
+    table = spans.tables + span.to(tl.int64) * stride
     view = (start + own, window, stop, head, table)
     largest, total, sums = _attended(q, begin, start + token, view, pages, S)
     if S.split > 0:

@@ -17,6 +17,7 @@ from .attention import Spans
 from .paged_attention import LaunchedAttention, query_tiles
 from .rows import low_rank, norms, samples
 from .rows.fixed_products import fixed_product
+from .rows.interpreted import is_interpreted
 from .rows.launched_products import FEW_ROWS, multiply_rows, multiply_tiles
 from .run.kernels import GpuKernels
 from .run.loaded_rank import LoadedRank
@@ -39,8 +40,7 @@ class TritonKernels(GpuKernels):
     def __init__(self, loaded: LoadedRank, longest: int, most_rows: int) -> None:
         program, weights, cache = loaded.program, loaded.weights, loaded.cache
         self._weights, self._cache = weights, cache
-        # Triton's interpreter, which runs on CPUs, multiplies numbers of 16 bits wrongly.
-        compute = torch.float32 if cache.device.type == "cpu" else weights.dtype
+        compute = torch.float32 if is_interpreted() else weights.dtype  # the interpreter multiplies bf16 wrongly
         self._attention = LaunchedAttention(cache, program.num_heads, compute, longest)
         self._factors = {layer: each.float().contiguous() for layer, each in weights.key_factors.items()}
         self._scratch = self._attention.scratch(most_rows)
@@ -101,7 +101,7 @@ class TritonKernels(GpuKernels):
             return multiply_rows(x_PD, rows, pairs=pairs, rounds=rounds)
         if isinstance(rows, torch.Tensor) and rounds:
             weight_EFD = rows.unflatten(0, (len(pairs.ends), -1))
-            if fits_kernel(x_PD, weight_EFD):
+            if fits_kernel(x_PD, weight_EFD) and fits_kernel(x_PD, weight_EFD.mT):  # else it would wait for lengths
                 return grouped_linear(x_PD, weight_EFD, RowGroups(pairs.ends))
         return multiply_tiles(x_PD, rows, pairs=pairs, rounds=rounds)
 
@@ -126,7 +126,7 @@ class TritonKernels(GpuKernels):
     ) -> torch.Tensor:
         """Attends to the cache; `is_split`: by a program for each split of the keys, which spans of one token allow."""
         out_TF = self._attended[: len(query_TF)] if step.is_decoding else torch.empty_like(query_TF)
-        spans = Spans(step.tiles, step.firsts, step.starts, step.lengths, step.tables, step.tables.stride(0))
+        spans = Spans(step.tiles, step.firsts, step.starts, step.lengths, step.tables)
         place = operation.layer, operation.window, query_TF, out_TF, spans
         if is_split:
             self._attention.decode(*place, self._scratch)
@@ -152,14 +152,13 @@ class TritonKernels(GpuKernels):
 class FixedKernels(TritonKernels):
     """`TritonKernels` whose rows have the same bits in any batch: `Job.batch_invariant`.
 
-    Every operation has one way, whatever the number of rows. Norms, gates and what stores keys have only one anyway.
-    There are no adapters: see reasons.py.
+    Every operation has one way, whatever the number of rows. Norms, gates, factors of adapters and what stores keys
+    have only one anyway.
     """
 
     def product(self, x_TK: torch.Tensor, product: PreparedProduct, rounds: bool = True) -> torch.Tensor:
         """See `GpuKernels`."""
-        assert rounds, "adapters are refused"
-        return fixed_product(x_TK, product)
+        return fixed_product(x_TK, product, rounds)
 
     def coded_product(
         self, x_TK: torch.Tensor, weight: CodedWeight, bias_N: torch.Tensor | None, rounds: bool = True

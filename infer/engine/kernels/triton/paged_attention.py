@@ -105,7 +105,15 @@ class LaunchedAttention:
         grid = (len(spans.tiles), self._shape.kv_heads, 1)
         pages = LayerPages.of(self._cache, layer)
         attention_kernel[grid](
-            query, out, None, spans, pages, window or _NO_WINDOW, self._shape, **_options(self._prefill)
+            query,
+            out,
+            None,
+            spans,
+            spans.tables.stride(0),
+            pages,
+            window or _NO_WINDOW,
+            self._shape,
+            **_options(self._prefill),
         )
 
     def decode(
@@ -120,7 +128,15 @@ class LaunchedAttention:
         """Does the same for spans of one token, with a program for each split of the keys; see `attend`."""
         pages, shape, seen = LayerPages.of(self._cache, layer), self._split_shape, window or _NO_WINDOW
         attention_kernel[(len(spans.tiles), shape.kv_heads, self.num_splits)](
-            query, scratch.sums, scratch.statistics, spans, pages, seen, shape, **_options(self._decode)
+            query,
+            scratch.sums,
+            scratch.statistics,
+            spans,
+            spans.tables.stride(0),
+            pages,
+            seen,
+            shape,
+            **_options(self._decode),
         )
         merge_splits_kernel[(len(spans.tiles), shape.heads)](
             scratch.sums, scratch.statistics, out, spans, seen, self.num_splits, shape, num_warps=1

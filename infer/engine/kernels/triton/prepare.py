@@ -54,7 +54,7 @@ def _checked(job: Job, loaded: LoadedRank, aten: Backend) -> tuple[Backend, str]
     made = assemble(job, loaded, FixedKernels if loaded.is_fixed else TritonKernels, recorder)
     if job.num_blocks < ceil_div(LONGEST, job.block_size):
         return made, ""  # no room for the check, nor for a prompt of that length
-    return made, why_not_serve(made, aten, job.dtype, loaded.program.vocab_size, job.block_size)
+    return made, why_not_serve(made, aten, job, loaded.program.vocab_size)
 
 
 def _any_rank(failed: bool, loaded: LoadedRank) -> bool:

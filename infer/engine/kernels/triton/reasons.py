@@ -1,21 +1,14 @@
 """The reasons why Triton's kernels cannot compute, as far as they are known without torch."""
 
 import importlib.metadata
-import os
 from importlib.util import find_spec
 from typing import Final
 
 from .....core.cuda import count_gpus, read_gpus
-from ...options import EngineOptions
+from .rows.interpreted import is_interpreted
 
 OLDEST: Final = (3, 6)  # release of Triton: older ones take no named tuples as arguments
 OLDEST_CARD: Final = (8, 0)  # compute capability: older ones have no bf16
-INTERPRETER: Final = "TRITON_INTERPRET"
-
-
-def is_interpreted() -> bool:
-    """Returns whether Triton's interpreter runs kernels on the CPU, as tests let it."""
-    return os.environ.get(INTERPRETER) == "1"
 
 
 def triton_version() -> str:
@@ -37,13 +30,6 @@ def why_not_here() -> str:
     if len(numbers) == len(OLDEST) and numbers < OLDEST:
         return f"Triton {version} is older than {_dotted(OLDEST)}"
     return ""
-
-
-def why_not(options: EngineOptions) -> str:
-    """Returns the reason why Triton's kernels cannot serve with some options; "" if they may."""
-    if options.batch_invariant and options.num_adapters:
-        return "Triton's kernels serve no adapters with --batch-invariant"
-    return why_not_on(options.tp)
 
 
 def why_not_on(num_gpus: int) -> str:

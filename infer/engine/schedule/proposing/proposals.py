@@ -50,12 +50,22 @@ class RowCost:
             self._seconds += [seconds + (longer - seconds) * i / (more - rows) for i in range(1, more - rows + 1)]
         half = self.horizon // 2
         self._slope = (self._seconds[-1] - self._seconds[half]) / (self.horizon - half)
+        self._least: dict[int, float] = {}  # by the number of samples
 
     def seconds(self, num_rows: int) -> float:
         """Returns the duration of a step of so many rows."""
         if num_rows <= self.horizon:
             return self._seconds[num_rows]
         return self._seconds[-1] + self._slope * (num_rows - self.horizon)
+
+    def least_chance(self, num_samples: int) -> float:
+        """Returns the chance below which proposals never pay in a step of so many samples, however many they are."""
+        found = self._least.get(num_samples)
+        if found is None:
+            alone = self.seconds(num_samples)
+            slopes = ((self.seconds(num_samples + count) - alone) / count for count in range(1, self.horizon + 1))
+            found = self._least[num_samples] = min(slopes) * num_samples / alone
+        return found
 
 
 class ProposalPolicy:
@@ -64,11 +74,12 @@ class ProposalPolicy:
     Attributes:
         row_cost: the duration of steps by their tokens.
         overhead: the time that a step with proposals takes more than its rows do, as a part of a step without any.
+        forgets: whether that comes back to a guess while there are no proposals, so that they are tried again.
     """
 
     def __init__(self) -> None:
         self.row_cost = RowCost()
-        self.overhead = _OVERHEAD_GUESS
+        self.overhead, self.forgets = _OVERHEAD_GUESS, True
         self._plain: float | None = None  # the time from results to results of a step without, as a part of its rows'
 
     @property
@@ -86,7 +97,7 @@ class ProposalPolicy:
         ratio, plain = period / self.row_cost.seconds(num_rows), self._plain
         if not has_proposals:
             self._plain = ratio if plain is None else plain + _GAIN * (min(ratio, 2 * plain) - plain)
-            self.overhead += _FORGET * (_OVERHEAD_GUESS - self.overhead)
+            self.overhead += _FORGET * self.forgets * (_OVERHEAD_GUESS - self.overhead)
         elif plain is not None:
             seen = min(max(ratio / plain - 1, 0.0), _MOST)
             self.overhead += _GAIN * (seen - self.overhead)
@@ -100,7 +111,7 @@ class ProposalPolicy:
         """
         if all(sample.proposer is None for sample in samples):
             return {}
-        least = least_chance(len(samples), self.row_cost)
+        least = self.row_cost.least_chance(len(samples))
         if least > _SURE:
             return {}  # samples that make no proposals need not even read their tokens
         found, chances = dict[Sample, list[int]](), list[list[float]]()
@@ -140,10 +151,3 @@ def worthwhile(
     for _, i in best_first[:num_kept]:
         counts[i] += 1
     return counts
-
-
-def least_chance(num_samples: int, cost: RowCost) -> float:
-    """Returns the chance below which proposals never pay in a step of so many samples, however many they are."""
-    alone = cost.seconds(num_samples)
-    slopes = ((cost.seconds(num_samples + count) - alone) / count for count in range(1, cost.horizon + 1))
-    return min(slopes) * num_samples / alone

@@ -38,7 +38,7 @@ class StepProposals:
         samples = [chunk.sample for chunk in decoding]
         chunks = self._with_each(decoding, forced_tokens(samples), Source.CONSTRAINT, budget)
         if self.drafts is not None:
-            return self._with_drafts(chunks, self.drafts.choose(samples, budget.num_reserved), budget)
+            return self._with_drafts(chunks, self.drafts, budget)
         return self._with_each(chunks, self._policy.choose(samples, budget.num_reserved), Source.TEXT, budget)
 
     def _with_each(
@@ -54,12 +54,18 @@ class StepProposals:
         return [self._with(each, proposals.get(each.sample, ()), source, budget) for each in chunks]
 
     def _with_drafts(
-        self, chunks: Sequence[ScheduledChunk], counts: Mapping[Sample, int], budget: StepBudget
+        self, chunks: Sequence[ScheduledChunk], drafts: DraftPolicy, budget: StepBudget
     ) -> list[ScheduledChunk]:
-        """Returns chunks with room for the proposals of a draft, which begins behind known tokens."""
+        """Returns chunks with room for the proposals of a draft, which begins behind known tokens.
+
+        Where `await_tokens` wanted none, no token is known.
+        """
+        if not any(_is_known(chunk) for chunk in chunks):
+            return [*chunks]
+        counts = drafts.choose([chunk.sample for chunk in chunks], budget.num_reserved)
         return [
             self._with(each, [UNKNOWN] * counts.get(each.sample, 0), Source.DRAFT, budget)
-            if not each.proposals and each.sample.output.tokens[-1:] != [UNKNOWN]
+            if not each.proposals and _is_known(each)
             else each
             for each in chunks
         ]
@@ -80,3 +86,7 @@ class StepProposals:
         budget.reserve(chunk.stop, count)
         self._blocks.grow(chunk.sample, count)
         return replace(chunk, length=chunk.length + count, proposals=tuple(proposals[:count]), source=source)
+
+
+def _is_known(chunk: ScheduledChunk) -> bool:
+    return chunk.sample.output.tokens[-1:] != [UNKNOWN]

@@ -29,19 +29,21 @@ class DraftRecord:
         """Records that one of them came true."""
         self._num_came += 1
 
-    def learn(self) -> tuple[int, int]:
-        """Takes the results of the newest step into account, once; returns how many came true, of how many checked.
+    def learn(self) -> tuple[int, int, int]:
+        """Takes the results of the newest step into account, once.
 
-        Behind the first wrong one none is checked.
+        Returns:
+            How many were proposed, how many came true, and how many were checked: none behind the first wrong one.
         """
-        right = self._num_came
-        seen = right + (right < self._num_proposed)
+        proposed, right = self._num_proposed, self._num_came
+        seen = right + (right < proposed)
         self._num_proposed = self._num_came = 0
         if seen:
             kept = _MEMORY**seen
             self.right, self.seen = kept * self.right + right, kept * self.seen + seen
-        return right, seen
+        return proposed, right, seen
 
-    def forget(self, part: float) -> None:
-        """Lets what it knows lose a part of its weight."""
-        self.right, self.seen = (1 - part) * self.right, (1 - part) * self.seen
+    def weaken(self, most: float) -> None:
+        """Lets what it knows have at most the weight of so many tokens."""
+        kept = min(1.0, most / self.seen) if self.seen else 1.0
+        self.right, self.seen = kept * self.right, kept * self.seen

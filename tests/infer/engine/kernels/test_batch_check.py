@@ -10,10 +10,11 @@ import pytest
 from tk.core.casts import Array
 from tk.core.errors import ConfigError
 from tk.infer.engine.job import Job
+from tk.infer.engine.kernels import choose
 from tk.infer.engine.kernels.backend import Backend
-from tk.infer.engine.kernels.batch_check import why_not_invariant
+from tk.infer.engine.kernels.batch_check import ProbedSequence, why_not_invariant
 from tk.infer.engine.kernels.native.model_runner import NativeRunner
-from tk.infer.engine.step.running_plan import RunningPlan
+from tk.infer.engine.step.running_plan import NO_ADAPTER, RunningPlan
 from tk.infer.engine.worker.worker import load
 
 VOCAB = 101
@@ -35,8 +36,32 @@ def job(model_folder: Callable[[str], Path]) -> Job:
     ],
 )
 def test_kernels_of_cpus_pass(kernels: str, kv_dtype: str, weight_dtype: str, job: Job) -> None:
-    changed = replace(job, kernels=kernels, kv_dtype=kv_dtype, weight_dtype=weight_dtype, num_twins=6)
+    twins = 0 if kv_dtype == "fp32" else 6
+    changed = replace(job, kernels=kernels, kv_dtype=kv_dtype, weight_dtype=weight_dtype, num_twins=twins)
     assert load(replace(changed, batch_invariant=True)).kernels.startswith(kernels)
+
+
+@pytest.mark.parametrize("kernels", ["native", pytest.param("aten", marks=pytest.mark.matrix)])
+def test_rows_with_an_adapter_are_checked_before_there_is_one(
+    kernels: str, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The adapter of the check changes what it computes, and is gone afterwards."""
+    slots, found = [], []
+
+    def noted(logits: Callable[[RunningPlan], Array], job: Job, vocab: int, slot: int = NO_ADAPTER) -> str:
+        slots.append(slot)
+        found.append(logits(ProbedSequence(9, job.block_size, vocab, slot=slot).step([range(9)])))
+        return why_not_invariant(logits, job, vocab, slot) or ("" if len(slots) < 4 else "they differ")
+
+    monkeypatch.setattr(choose, "why_not_invariant", noted)
+    adapted = replace(job, kernels=kernels, batch_invariant=True, adapter_slots=1, max_adapter_rank=24)
+    backend = load(adapted)
+    assert slots == [NO_ADAPTER, 0]
+    assert not np.allclose(found[0], found[1], atol=1e-2)
+    found.append(backend.logits(ProbedSequence(9, job.block_size, found[0].shape[1]).step([range(9)])))
+    np.testing.assert_array_equal(found[2], found[0])
+    with pytest.raises(ConfigError, match=r"cannot be kept on rank 0 with the kernels .*: with an adapter they differ"):
+        load(adapted)
 
 
 class Changed:

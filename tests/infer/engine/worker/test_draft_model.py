@@ -211,13 +211,14 @@ def test_proposals_are_cut_at_the_first_forbidden_token(last: int) -> None:
 
 
 def test_the_time_of_its_steps_is_learned_and_reported() -> None:
-    world = World()
+    world, observed = World(), list[tuple[int, int]]()
+    world.policy.observe = lambda *given: observed.append(given[:2])  # type: ignore[method-assign]
     sample = world.begin(0, [1, 2, 3, 4])
     world.propose((sample, 4))
-    assert world.policy.scale == 1.0, "it read the prompt, too"
+    assert observed.pop() == (1, 3), "in the first one it read the prompt, too"
     sample.output.tokens += [42]
     world.propose((sample, 4))
-    assert world.policy.scale < 1.0
+    assert observed.pop() == (1, 4)
     assert world.draft.seconds > 0
     world.draft.fill([])
     assert world.draft.seconds == 0

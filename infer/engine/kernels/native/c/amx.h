@@ -157,7 +157,7 @@ static void sum_group(const struct group *g) {
     int64_t steps = g->pairs / (COLUMN_STEP / 2), paired = g->count / GROUP_ROWS * GROUP_ROWS;
     if (g->count - paired > BLOCK_ROWS) paired += GROUP_ROWS;
     sum_pair(g, 0, paired, steps, g->panels[2]);
-    if (g->panels[2] != g->panels[1]) sum_pair(g, 2, paired, steps, g->next);
+    if (g->panels[2] != g->panels[1]) sum_pair(g, 2, paired, steps, g->panels[0] + g->jump);
     if (paired < g->count) sum_block(g, paired, steps);
 }
 

@@ -130,12 +130,11 @@ INLINE struct coded coded_of(const struct group *g, const struct matrix *w, cons
                           .lines = lines_of(w),
                           .bytes = group_bytes(w),
                           .steps = steps_of_part(w),
-                          .jump = slice < w->slices - 1 ? 0 : g->next - g->panels[0] - w->panel_bytes / w->slices};
+                          .jump = slice < w->slices - 1 ? 0 : g->jump - w->panel_bytes};
 }
 
-// The bytes ahead of the codes of group n at which those lie that few rows read CODES_AHEAD lines later.
-INLINE int64_t codes_ahead(const struct coded *c, int64_t n) {
-    int64_t ahead = CODES_AHEAD * LINE_BYTES;
+// The bytes from the codes of group n to those that are read `ahead` bytes later.
+INLINE int64_t codes_ahead(const struct coded *c, int64_t n, int64_t ahead) {
     return (c->groups - n) * c->bytes <= ahead ? ahead + c->jump : ahead;
 }
 

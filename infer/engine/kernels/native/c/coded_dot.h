@@ -48,7 +48,8 @@ INLINE void dot_line(const int rows, const int bits, const char *const *lines, c
         }
 }
 
-// The first rows by some groups. `rows`, `bits` of a code, and whether they are `kept` are constants.
+// The first rows by some groups. `rows`, `bits` of a code, and whether they are `kept` are constants. Those that are
+// kept come as far ahead as they are many: other rows are multiplied meanwhile.
 INLINE void widening_tile(const int rows, const int bits, const int kept, const struct coded *c, struct widened *wide) {
     const struct group *g = c->g;
     const uint16_t *x = g->rows + wide->first * c->steps * g->step_values;
@@ -57,7 +58,10 @@ INLINE void widening_tile(const int rows, const int bits, const int kept, const 
         vf partial[DOT_ROWS * GROUP_PANELS];
 #pragma GCC unroll 24
         for (int i = 0; i < rows * GROUP_PANELS; i++) partial[i] = v_set1(0.0f);
-        int64_t ahead = codes_ahead(c, n), at = n * c->bytes;
+        int64_t at = n * c->bytes;
+        int64_t ahead = codes_ahead(c, n, kept ? (wide->last - wide->first) * c->bytes : CODES_AHEAD * LINE_BYTES);
+#pragma GCC unroll 4
+        for (int p = 0; p < GROUP_PANELS && kept; p++) __builtin_prefetch(g->panels[p] + at + ahead);
         for (int64_t l = 0; l < c->lines; l++) {
             at += LINE_BYTES;
             const char *lines[GROUP_PANELS];

@@ -71,7 +71,7 @@ INLINE void few_coded(const int rows, const int bits, const struct coded *c, int
         vf partial[FEW_CODED_ROWS * GROUP_PANELS];
 #pragma GCC unroll 8
         for (int i = 0; i < rows * GROUP_PANELS; i++) partial[i] = v_set1(0.0f);
-        int64_t ahead = codes_ahead(c, n);
+        int64_t ahead = codes_ahead(c, n, CODES_AHEAD * LINE_BYTES);
         for (int64_t l = 0; l < c->lines; l += most, x += g->step_values) {
             const char *lines[GROUP_PANELS];
             for (int p = 0; p < GROUP_PANELS; p++) lines[p] = g->panels[p] + n * c->bytes + (1 + l) * LINE_BYTES;
@@ -176,12 +176,13 @@ INLINE void many_coded(const int bits, const struct coded *c, int first, const c
 
 INLINE void sum_codes_of(const int bits, const struct coded *c) {
     const struct group *g = c->g;
+    const char *next = g->panels[0] + g->jump;
     int are_four = g->panels[2] != g->panels[1];
     if (g->count == 1) few_coded(1, bits, c, 0);
     else if (g->count == 2) few_coded(2, bits, c, 0);
     else {
-        many_coded(bits, c, 0, are_four ? g->panels[2] : g->next);
-        if (are_four) many_coded(bits, c, 2, g->next);
+        many_coded(bits, c, 0, are_four ? g->panels[2] : next);
+        if (are_four) many_coded(bits, c, 2, next);
     }
 }
 

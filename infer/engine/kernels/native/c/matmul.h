@@ -66,6 +66,8 @@ INLINE void tile(const int rows, const int panels, const int format, const int f
         for (int p = 0; p < panels; p++) {
             const char *line = w + p * panel_bytes + k * pair_bytes(format);
             if (fetch) __builtin_prefetch(ahead.from + (k * panels + p) * ahead.bytes, 0, 2);
+            if (fetch && format == FP32 && rows > 3)  // a pair has two lines
+                __builtin_prefetch(ahead.from + (k * panels + p) * ahead.bytes + ahead.bytes / 2, 0, 2);
             if (panels > 1 && !fetch) __builtin_prefetch(line + (k < turn ? near : next));
 #pragma GCC unroll 2
             for (int half = 0; half < 2; half++) {
@@ -172,11 +174,12 @@ static void multiply_panels(int format, const float *x, int64_t x_stride, int64_
         if (wide > 1)
             WIDE_TILES[format][wide == 4 ? 0 : rows](x, x_stride, panel, panel_bytes, pairs, to, out_stride, panel_bias,
                                                      add, (struct ahead){panel, 0});
-        // The tiles of a panel fetch the one behind it, a part each: its reads overlap with sums.
-        int64_t tiles = (rows + MOST_ROWS - 1) / MOST_ROWS, part = panel_bytes / tiles;
-        struct ahead ahead = {panel + panel_bytes, part / pairs};
-        for (int64_t r = 0, count; wide == 1 && r < rows; r += count, ahead.from += part) {
+        // The first two tiles of a panel fetch the one behind it, a half each: its reads overlap with sums.
+        int64_t part = rows <= MOST_ROWS ? panel_bytes : panel_bytes / 2, left = panel_bytes;
+        for (int64_t r = 0, count; wide == 1 && r < rows; r += count, left -= part) {
             count = rows_of_tile(rows - r);
+            struct ahead ahead = {panel, 0};
+            if (left > 0) ahead = (struct ahead){panel + 2 * panel_bytes - left, part / pairs};
             NARROW_TILES[format][count - 1](x + r * x_stride, x_stride, panel, panel_bytes, pairs, to + r * out_stride,
                                             out_stride, panel_bias, add, ahead);
         }

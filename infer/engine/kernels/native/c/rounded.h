@@ -22,7 +22,7 @@ struct group {
     const uint16_t *rows;                      // the first step of columns of the first block
     int64_t count, step_values, block_values;  // values from one step, and from one block, to the next
     const char *panels[GROUP_PANELS];          // the last one is repeated where there are fewer
-    const char *next;                          // the panels that are multiplied next
+    int64_t jump;                              // bytes to the panels that are multiplied next in their places
     int64_t pairs;                             // of columns, of weights in bf16
     float *sums;                               // [STRIPE_ROWS][GROUP_COLUMNS], the results
 };
@@ -66,7 +66,7 @@ static void sum_slice(const struct matrix *w, const uint16_t *x, int64_t rows, i
                       const char *const panel[GROUP_PANELS], const char *next, int slice, float *sums) {
     int64_t step = block_height(rows) * BLOCK_COLUMNS, block = steps_of_row(w) * step;
     int64_t bytes = w->panel_bytes / w->slices, at = r / BLOCK_ROWS * block + slice * (block / w->slices);
-    struct group g = {x + at, count, step, block, {NULL}, next, bytes / PAIR_BYTES, sums};
+    struct group g = {x + at, count, step, block, {NULL}, next - panel[0], bytes / PAIR_BYTES, sums};
     for (int p = 0; p < GROUP_PANELS; p++) g.panels[p] = panel[p] + slice * bytes;
     if (!has_pairs(w)) {
         sum_group(&g);

@@ -18,6 +18,7 @@ import triton.language as tl
 from ......core.integers import ceil_div
 from ......parallel.collectives import tree_sum
 from ...aten.prepared_weights import PreparedProduct
+from .interpreted import is_interpreted
 
 _FEW: Final = 16  # rows, of which one tile has room
 
@@ -73,7 +74,7 @@ def fixed_product_kernel(
     real, inside = at < num_x, places < S.rows
     total = tl.full((S.tile.rows, S.tile.block), 0.0, tl.float32)
     for first in range(0, S.columns, S.tile.step):
-        columns = first + tl.arange(0, S.tile.step)
+        columns = (first + tl.arange(0, S.tile.step)).to(tl.int64)  # times the stride of a transposed weight
         has = columns < S.columns
         values = tl.load(x + at[:, None] * S.columns + columns[None, :], mask=real[:, None] & has[None, :], other=0.0)
         numbers = weight + places[None, :] * S.row_stride + columns[:, None] * S.column_stride
@@ -85,36 +86,39 @@ def fixed_product_kernel(
     tl.store(out + address, total.to(out.dtype.element_ty), mask=real[:, None] & inside[None, :])
 
 
-def fixed_product(x_MK: torch.Tensor, product: PreparedProduct) -> torch.Tensor:
-    """Returns a product whose rows have the same bits in any company: [M, K] -> [M, N] in the product's dtype.
+def fixed_product(x_MK: torch.Tensor, product: PreparedProduct, rounds: bool = True) -> torch.Tensor:
+    """Returns a product whose rows have the same bits in any company: [M, K] -> [M, N].
 
+    It has the product's dtype, or fp32 if it does not round: that of one slice has the same bits if it is rounded then.
     A transposed weight is read as it is, block by block. Slices of the columns are summed apart, and added in a tree.
     """
     x_MK, bias_N = x_MK.to(product.dtype), product.bias
     if len(product.slices) == 1:
-        return _with_blocks(x_MK, product.slices[0], product.num_transposed, bias_N)
+        return _with_blocks(x_MK, product.slices[0], product.num_transposed, bias_N, rounds)
     inputs = x_MK.chunk(len(product.slices), dim=-1)
     parts = zip(inputs, product.slices, strict=True)
-    return tree_sum([_with_blocks(x, weight, product.num_transposed, None) for x, weight in parts])
+    return tree_sum([_with_blocks(x, weight, product.num_transposed, None, rounds) for x, weight in parts])
 
 
 def _with_blocks(
-    x_MK: torch.Tensor, weight: torch.Tensor, num_transposed: int, bias_N: torch.Tensor | None
+    x_MK: torch.Tensor, weight: torch.Tensor, num_transposed: int, bias_N: torch.Tensor | None, rounds: bool
 ) -> torch.Tensor:
     if not num_transposed:
-        return multiply_fixed(x_MK, weight, bias_N)
+        return multiply_fixed(x_MK, weight, bias_N, rounds)
     blocks = weight.chunk(num_transposed)
     biases = [None] * num_transposed if bias_N is None else bias_N.chunk(num_transposed)
-    parts = [multiply_fixed(x_MK, block.t(), bias) for block, bias in zip(blocks, biases, strict=True)]
+    parts = [multiply_fixed(x_MK, block.t(), bias, rounds) for block, bias in zip(blocks, biases, strict=True)]
     return parts[0] if num_transposed == 1 else torch.cat(parts, dim=-1)
 
 
-def multiply_fixed(x_MK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> torch.Tensor:
+def multiply_fixed(
+    x_MK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None, rounds: bool = True
+) -> torch.Tensor:
     """Returns x W^T plus the bias, of a weight with any strides: [M, K] -> [M, N], in one order of sums."""
     (rows, columns), num_x = weight_NK.shape, len(x_MK)
-    is_wide = x_MK.dtype == torch.float32 or x_MK.device.type == "cpu"  # the interpreter multiplies bf16 wrongly
+    is_wide = x_MK.dtype == torch.float32 or is_interpreted()  # the interpreter multiplies bf16 wrongly
     tile = _WIDE_TILE if is_wide else _FEW_TILE if num_x <= _FEW else _MANY_TILE
-    out_MN = x_MK.new_empty(num_x, rows)
+    out_MN = x_MK.new_empty(num_x, rows, dtype=x_MK.dtype if rounds else torch.float32)
     fixed_product_kernel[(ceil_div(num_x, tile.rows), ceil_div(rows, tile.block))](
         x_MK.contiguous(),
         weight_NK,

@@ -11,6 +11,7 @@ from ......parallel.coded_weight import CodedWeight
 from ...aten.expert_products import ExpertRows
 from ..step.device_tables import ExpertPairs
 from ..step.step_adapters import expert_tiles
+from .interpreted import is_interpreted
 from .products import ProductShape, StoredWeight, row_product_kernel, tile_product_kernel
 
 FEW_ROWS: Final = 2  # are multiplied one by one: each reads the weight, the second one from the device's own cache
@@ -75,8 +76,8 @@ def multiply_tiles(
     if pairs is not None:
         count += min(num_experts, len(x_MK))
         tiles = expert_tiles(pairs.ends, size, count)
-    is_wide = x_MK.dtype == torch.float32 or x_MK.device.type == "cpu"  # the interpreter multiplies bf16 wrongly
-    tile_product_kernel[(ceil_div(shape.rows, block), count)](
+    is_wide = x_MK.dtype == torch.float32 or is_interpreted()  # the interpreter multiplies bf16 wrongly
+    tile_product_kernel[(count * ceil_div(shape.rows, block),)](
         x_MK.contiguous(),
         _tensors(weight),
         bias_N,

@@ -14,6 +14,7 @@ import triton.language as tl
 from ......core.integers import ceil_div
 from ..step.step_adapters import LINE, RowTiles
 from ..step.step_columns import TILE
+from .interpreted import is_interpreted
 
 _PAIRS: Final = 3
 _RANKS: Final = 16  # that are multiplied at once
@@ -47,12 +48,13 @@ class LowRankShape:
 
 @triton.jit
 def shrink_kernel(x: tl.tensor, table: tl.tensor, tiles: tl.tensor, out: tl.tensor, S: tl.constexpr) -> None:
-    """Multiplies a tile of rows by some rows of A, and rounds; programs: (block of ranks, tile)."""
-    tile = tl.program_id(1)
+    """Multiplies a tile of rows by some rows of A, and rounds; programs: (tile * blocks + block of ranks,)."""
+    blocks: tl.constexpr = (S.ranks + S.block - 1) // S.block
+    tile = tl.program_id(0) // blocks
     first, stop, key = tl.load(tiles.first + tile), tl.load(tiles.stop + tile), tl.load(tiles.expert + tile)
     line = table + key % S.numbers * S.line
     ranks = tl.load(line + 2).to(tl.int32)
-    begin = tl.program_id(0) * S.block
+    begin = tl.program_id(0) % blocks * S.block
     if (first < stop) & (begin < ranks):
         kind = out.dtype.element_ty
         wide = tl.float32 if S.is_wide else kind
@@ -77,8 +79,12 @@ def shrink_kernel(x: tl.tensor, table: tl.tensor, tiles: tl.tensor, out: tl.tens
 def expand_kernel(
     sums: tl.tensor, u: tl.tensor, table: tl.tensor, tiles: tl.tensor, out: tl.tensor, S: tl.constexpr
 ) -> None:
-    """Adds B u and changes of a bias to sums of a tile of rows, and rounds; programs: (block of features, tile)."""
-    tile = tl.program_id(1)
+    """Adds B u and changes of a bias to sums of a tile of rows, and rounds.
+
+    Programs: (tile * blocks + block of features,), in one dimension, as those of `tile_product_kernel`.
+    """
+    blocks: tl.constexpr = (S.columns + S.block - 1) // S.block
+    tile = tl.program_id(0) // blocks
     first, stop, key = tl.load(tiles.first + tile), tl.load(tiles.stop + tile), tl.load(tiles.expert + tile)
     if first < stop:
         line = table + key % S.numbers * S.line
@@ -86,7 +92,7 @@ def expand_kernel(
         wide = tl.float32 if S.is_wide else kind
         at = (first + tl.arange(0, S.tile)).to(tl.int64)
         real = (at < stop)[:, None]
-        place = tl.program_id(0) * S.block + tl.arange(0, S.block)
+        place = tl.program_id(0) % blocks * S.block + tl.arange(0, S.block)
         address = at[:, None] * S.columns + place[None, :]
         mask = real & (place < S.columns)[None, :]
         total = tl.load(sums + address, mask=mask, other=0.0)
@@ -126,7 +132,7 @@ def add_adapters(
         ranks: the most rows of A, a multiple of 16.
         tiles: all rows in tiles of one adapter, and of one expert if there are some.
     """
-    is_wide = x_TD.dtype == torch.float32 or x_TD.device.type == "cpu"  # the interpreter multiplies bf16 wrongly
+    is_wide = x_TD.dtype == torch.float32 or is_interpreted()  # the interpreter multiplies bf16 wrongly
     (num_rows, hidden), features, count = x_TD.shape, sums_TF.shape[1], len(tiles.first)
     u_TR = x_TD.new_empty(num_rows, ranks)
     out_TF = x_TD.new_empty(num_rows, features)
@@ -135,6 +141,6 @@ def add_adapters(
         return LowRankShape(columns, ranks, len(lines), LINE, _PAIRS, TILE, block, step, is_wide)
 
     down, up = shape(hidden, _RANKS, _IN), shape(features, _OUT, _RANKS)
-    shrink_kernel[(ceil_div(ranks, _RANKS), count)](x_TD.contiguous(), lines, tiles, u_TR, down)
-    expand_kernel[(ceil_div(features, _OUT), count)](sums_TF, u_TR, lines, tiles, out_TF, up)
+    shrink_kernel[(count * ceil_div(ranks, _RANKS),)](x_TD.contiguous(), lines, tiles, u_TR, down)
+    expand_kernel[(count * ceil_div(features, _OUT),)](sums_TF, u_TR, lines, tiles, out_TF, up)
     return out_TF

@@ -161,15 +161,19 @@ def tile_product_kernel(
     x: tl.tensor, weight: tl.tensor, bias: tl.tensor, tiles: tl.tensor, out: tl.tensor, num_x: tl.tensor,
     S: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Multiplies a tile of rows by a block of out features; programs: (block, tile)."""
-    tile = tl.program_id(1)
+    """Multiplies a tile of rows by a block of out features; programs: (tile * blocks + block,).
+
+    They have one dimension, as a GPU has at most 65,535 programs in another one.
+    """
+    blocks: tl.constexpr = (S.rows + S.block - 1) // S.block
+    tile = tl.program_id(0) // blocks
     first, stop, expert = tile * S.tile, num_x, 0
     if tiles is not None:
         first, stop, expert = tl.load(tiles.first + tile), tl.load(tiles.stop + tile), tl.load(tiles.expert + tile)
     if first < stop:
         at = first + tl.arange(0, S.tile)
         real = at < stop
-        places = tl.program_id(0) * S.block + tl.arange(0, S.block)
+        places = tl.program_id(0) % blocks * S.block + tl.arange(0, S.block)
         inside = places < S.rows
         lines = x + at[:, None].to(tl.int64) * S.columns
         total = _tile_sums(x, weight, expert * S.rows + places, inside, lines, real, S)

@@ -174,7 +174,7 @@ def noisy_scores_kernel(
         tl.store(found.tokens + row * S.num_blocks + block, token)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def choose_kernel(found: tl.tensor, result: tl.tensor, num_rows: tl.tensor, S: tl.constexpr) -> None:
     """Writes the token of a row, the first of equals, and whether all its logits are finite; programs: (row,)."""
     row = tl.program_id(0).to(tl.int64)

@@ -29,20 +29,22 @@ class RepeatedRuns:
 
 
 class CudaGraphs:
-    """A recorder of CUDA graphs, which share one pool of memory, as no two of them run at the same time."""
+    """A recorder of CUDA graphs, which share one pool of memory, as no two of them run at the same time.
+
+    All are captured on one stream: cuBLAS keeps memory of its own, up to 32 MiB, for each stream that it has seen.
+    """
 
     def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool, self._beside = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[Replay, torch.Tensor]:
         """Captures a function after it has run once, which compiles kernels and makes the libraries' handles."""
-        beside = torch.cuda.Stream()
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
+        self._beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._beside):
             run()
-        torch.cuda.current_stream().wait_stream(beside)
+        torch.cuda.current_stream().wait_stream(self._beside)
         graph = torch.cuda.CUDAGraph()
         # Other threads may call CUDA meanwhile, such as the one that loads adapters.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._beside, capture_error_mode="thread_local"):
             output = run()
         return graph.replay, output

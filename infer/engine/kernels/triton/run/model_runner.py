@@ -22,7 +22,7 @@ from ..step.device_tables import RowOptions, StepOnDevice, send_columns
 from ..step.host_rows import HostRows
 from ..step.result_copies import ResultCopies, ResultCopy
 from ..step.step_adapters import RowTiles, StepAdapters
-from ..step.step_columns import step_columns
+from ..step.step_columns import TILE_COLUMNS, step_columns
 from .decode_graphs import DecodeGraphs
 from .decoder import GpuDecoder
 from .kernels import GpuKernels
@@ -176,6 +176,6 @@ def _step(plan: RunningPlan, sent: Mapping[str, torch.Tensor]) -> StepOnDevice:
 
 
 def _adapted(sent: Mapping[str, torch.Tensor]) -> StepAdapters | None:
-    if "adapter_tiles" not in sent:
+    if "numbers" not in sent:
         return None
-    return StepAdapters(sent["numbers"], RowTiles(*sent["adapter_tiles"].view(3, -1)))
+    return StepAdapters(sent["numbers"], RowTiles(*(sent[name] for name in TILE_COLUMNS)))

@@ -2,14 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
 
 from ......core.casts import Array
+from ......core.integers import round_up
 from ......parallel.streams import sent
 from .step_adapters import StepAdapters
 from .step_columns import DECODE_COLUMNS, FLOAT_COLUMNS, ROW_COLUMNS
+
+_ALIGNED: Final = 4  # numbers: 16 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +80,19 @@ class ExpertPairs:
 
 
 def send_columns(columns: Mapping[str, Array], device: torch.device) -> dict[str, torch.Tensor]:
-    """Copies columns of 32 bits to a device, all at once, without a wait; returns each as int32, flat."""
-    packed = np.concatenate([each.reshape(-1) for each in columns.values()], dtype=np.int32, casting="no")
+    """Copies columns of 32 bits to a device, all at once, without a wait; returns each as int32, flat.
+
+    Each begins at a multiple of 16 bytes: Triton compiles a kernel anew for each choice of pointers that do not.
+    """
+    flat = [each.reshape(-1) for each in columns.values()]
+    ends = np.cumsum([round_up(len(each), _ALIGNED) for each in flat]).tolist()
+    packed = np.zeros(ends[-1], np.int32)
+    begins = [0, *ends[:-1]]
+    for begin, each in zip(begins, flat, strict=True):
+        np.copyto(packed[begin : begin + len(each)], each, casting="no")
     on_device = sent(torch.from_numpy(packed), device)
-    return dict(zip(columns, on_device.split([each.size for each in columns.values()]), strict=True))
+    parts = (on_device[begin : begin + len(each)] for begin, each in zip(begins, flat, strict=True))
+    return dict(zip(columns, parts, strict=True))
 
 
 class DecodeTables:
@@ -95,7 +108,9 @@ class DecodeTables:
 
     def __init__(self, most_rows: int, most_blocks: int, device: torch.device) -> None:
         self.device = device
-        self._columns = torch.zeros(len(DECODE_COLUMNS), most_rows, dtype=torch.int32, device=device)
+        self._columns = torch.zeros(
+            len(DECODE_COLUMNS), round_up(most_rows, _ALIGNED), dtype=torch.int32, device=device
+        )
         self._columns[1:3] = -1
         self._tables = torch.zeros(most_rows, most_blocks, dtype=torch.int32, device=device)
 

@@ -1,11 +1,13 @@
 """The results of steps on their way to the host: one copy of each, and an event that says when it has ended."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from ......core.casts import Array
+from ......parallel.streams import mark
 
 
 class ResultCopy:
@@ -16,7 +18,7 @@ class ResultCopy:
         logits: the logits of the rows that the host samples, fp32 [N, V]; after `wait`.
     """
 
-    def __init__(self, result: torch.Tensor, logits: torch.Tensor, event: torch.cuda.Event | None) -> None:
+    def __init__(self, result: torch.Tensor, logits: torch.Tensor, event: Any) -> None:
         self._result, self._logits, self._event = result, logits, event
 
     def wait(self) -> tuple[Array, Array]:
@@ -35,7 +37,7 @@ class ResultCopies:
     """
 
     def __init__(self, device: torch.device, vocab_size: int) -> None:
-        self._is_cuda, self._vocab_size = device.type == "cuda", vocab_size
+        self._device, self._vocab_size = device, vocab_size
         self._results = [self._memory(0, torch.int32) for _ in range(2)]
         self._logits = self._memory(0, torch.float32)
 
@@ -59,14 +61,10 @@ class ResultCopies:
             count = rows.stop - rows.start
             logits[done : done + count].copy_(logits_RV[rows], non_blocking=True)
             done += count
-        event = None
-        if self._is_cuda:
-            event = torch.cuda.Event()
-            event.record()
-        return ResultCopy(result, logits, event)
+        return ResultCopy(result, logits, mark(self._device))
 
     def _memory(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(count, dtype=dtype, pin_memory=self._is_cuda)
+        return torch.empty(count, dtype=dtype, pin_memory=self._device.type != "cpu")
 
 
 def runs(numbers: Array) -> Sequence[slice]:

@@ -21,6 +21,7 @@ ROW_COLUMNS: Final = (
 )
 FLOAT_COLUMNS: Final = tuple(name for name, dtype in OPTION_COLUMNS.items() if dtype == "<f4")  # of these
 DECODE_COLUMNS: Final = (*TOKEN_COLUMNS, *ROW_COLUMNS, "numbers")  # of a step whose spans have one token, and one row
+TILE_COLUMNS: Final = ("tile_numbers", "tile_firsts", "tile_stops")  # see `RowTiles`
 TILE: Final = 16  # rows, at most, of a tile of one adapter
 NOWHERE: Final = -1  # the position and the slot of padding: it stores nothing and sees nothing
 
@@ -60,7 +61,7 @@ def _token_columns(plan: RunningPlan) -> dict[str, Array]:
 
 
 def adapter_columns(plan: RunningPlan) -> dict[str, Array]:
-    """Returns `numbers` [T] and `adapter_tiles` [3, C] of a plan; {} if no row has an adapter."""
+    """Returns `numbers` [T] and TILE_COLUMNS [C] of a plan; {} if no row has an adapter."""
     if not len(plan.adapters):
         return {}
     numbers = plan.adapter_of + np.int32(1)
@@ -69,8 +70,9 @@ def adapter_columns(plan: RunningPlan) -> dict[str, Array]:
     counts = ceil_div(stop - begin, TILE)
     run = np.repeat(np.arange(len(begin)), counts)
     tile_of_run = np.arange(len(run)) - np.repeat(np.cumsum(counts) - counts, counts)
-    tiles = np.stack([numbers[begin[run]], begin[run] + tile_of_run * TILE, stop[run]])
-    return {"numbers": numbers, "adapter_tiles": tiles.astype(np.int32)}
+    tiles = (numbers[begin[run]], begin[run] + tile_of_run * TILE, stop[run])
+    named = zip(TILE_COLUMNS, tiles, strict=True)
+    return {"numbers": numbers, **{name: each.astype(np.int32) for name, each in named}}
 
 
 def row_columns(rows: SamplingRows) -> dict[str, Array]:

@@ -18,10 +18,16 @@ BLOCK, TOKENS, SPANS, MAX_CONTEXT = 32, 64, 16, 8192
 
 
 def _launch(
-    kv_dtype: str, heads: int, kv_heads: int, dim: int, dtype: torch.dtype = torch.bfloat16, adapted: bool = False
+    kv_dtype: str,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    dtype: torch.dtype = torch.bfloat16,
+    adapted: bool = False,
+    block: int = BLOCK,
 ) -> None:
     """Launches all kernels of one layer: with norms of heads, those of adapters too, and factors of 4-bit keys."""
-    cache = KVCache(1, 64, kv_heads, BLOCK, dim, kv_dtype, device=META)
+    cache = KVCache(1, 64, kv_heads, block, dim, kv_dtype, device=META)
     qkv, query, out = (
         torch.empty(TOKENS, count * dim, dtype=dtype, device=META) for count in (heads + 2 * kv_heads, heads, heads)
     )
@@ -34,7 +40,7 @@ def _launch(
     weights = HeadWeights(norm, norm, factors, 1e-6, own)
     rotate_and_append(cache, 0, qkv, query, slots, (angles[0], angles[1]), weights)
     number = torch.empty(SPANS, dtype=torch.int32, device=META)
-    spans = Spans(torch.empty(SPANS, 2, dtype=torch.int32, device=META), number, number, number, tables.to(META), 256)
+    spans = Spans(torch.empty(SPANS, 2, dtype=torch.int32, device=META), number, number, number, tables.to(META))
     attention = LaunchedAttention(cache, heads, dtype, MAX_CONTEXT)
     attention.attend(0, None, query, out, spans)
     attention.decode(0, None, query, out, spans, attention.scratch(SPANS))
@@ -45,6 +51,7 @@ CASES: Final[dict[str, Callable[[], object]]] = {
     "fp8, 128 dims": partial(_launch, "fp8", 32, 8, 128),
     "int8, 128 dims": partial(_launch, "int8", 32, 8, 128),
     "int4, 128 dims": partial(_launch, "int4", 32, 8, 128),
+    "int4, 128 dims, blocks of 16": partial(_launch, "int4", 32, 8, 128, block=16),
     "k8v4, 80 dims, fp16": partial(_launch, "k8v4", 32, 32, 80, torch.float16),
     "bf16, 256 dims": partial(_launch, "bf16", 16, 2, 256),
     "int4, 256 dims": partial(_launch, "int4", 16, 2, 256),

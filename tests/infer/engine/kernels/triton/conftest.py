@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tk.tests.infer.engine.kernels.triton.where import IS_INTERPRETED, ON_GPU
+from tk.tests.infer.engine.kernels.triton.where import IS_INTERPRETED, IS_PRETENDED, ON_GPU
 
 if importlib.util.find_spec("triton") is None:
     collect_ignore = [
@@ -19,7 +19,7 @@ if importlib.util.find_spec("triton") is None:
 def interpreter(request: pytest.FixtureRequest) -> Iterator[ExitStack]:
     """Guards the interpreter: it refuses arithmetic in bf16, and rounds to it as GPUs do; yields the guard.
 
-    On a GPU the same tests run the compiled kernels.
+    On a GPU the same tests run the compiled kernels, and on a pretended one they launch what they would launch there.
     """
     with ExitStack() as stack:
         if request.node.get_closest_marker("triton") is not None:
@@ -27,6 +27,10 @@ def interpreter(request: pytest.FixtureRequest) -> Iterator[ExitStack]:
                 from tk.tests.infer.engine.kernels.triton.guard import guarded_interpreter
 
                 stack.enter_context(guarded_interpreter())
+                if IS_PRETENDED:
+                    from tk.tests.infer.engine.kernels.triton.pretended_launches import pretended_launches
+
+                    stack.enter_context(pretended_launches())
             elif not ON_GPU:
                 pytest.skip("without a GPU kernels run in the interpreter, if TRITON_INTERPRET=1: see `make triton`")
         yield stack

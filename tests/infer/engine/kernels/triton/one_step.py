@@ -127,7 +127,7 @@ def as_tensors(spans: Sequence[TokenSpan], tokens: int) -> Spans:
     tables = np.stack([span.block_table for span in spans])
     tiles = query_tiles(length, tokens)
     numbers = [on_device(each) for each in (tiles, first, start, length, tables)]
-    return Spans(numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], tables.shape[1])
+    return Spans(numbers[0], numbers[1], numbers[2], numbers[3], numbers[4])
 
 
 def attention_of(layer: Layer, cache: KVCache) -> LaunchedAttention:

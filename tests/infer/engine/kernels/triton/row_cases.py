@@ -60,8 +60,8 @@ def _adapters(dtype: torch.dtype) -> None:
 
 def _fixed(dtype: torch.dtype) -> None:
     weight_NK, bias_N = _empty(INNER, HIDDEN, dtype=dtype), _empty(INNER, dtype=dtype)
-    for rows in (1, 512):
-        multiply_fixed(_empty(rows, HIDDEN, dtype=dtype), weight_NK, bias_N)
+    for rows, rounds in ((1, True), (1, False), (512, True)):
+        multiply_fixed(_empty(rows, HIDDEN, dtype=dtype), weight_NK, bias_N, rounds)
 
 
 def _samples() -> None:

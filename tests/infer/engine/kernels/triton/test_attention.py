@@ -1,6 +1,7 @@
 """Attention's kernels against softmax in fp64 over the stored vectors, and the bits of a row against other batches."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from tk.core.casts import Array
 from tk.infer.engine.kernels.aten.kv_cache import KVCache
 from tk.infer.engine.kv_formats import KV_DTYPES, kv_format
 from tk.infer.engine.step.running_plan import TokenSpan
+from tk.tests.infer.engine.kernels.triton import one_step
 from tk.tests.infer.engine.kernels.triton.one_step import BLOCK, Layer, as_tensors, attention_of, make_spans, on_device
 from tk.tests.infer.engine.kernels.triton.where import DEVICE, ON_GPU
 
@@ -21,14 +23,14 @@ LENGTHS = (300, 70)
 class Filled:
     """A cache with two sequences, filled by the ATen backend, and random queries for each of their tokens."""
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: Layer, lengths: Sequence[int] = LENGTHS) -> None:
         self.layer, self.cache = layer, layer.cache()
         for part in (
             part for kind in self.cache.parts(0) for part in kind
         ):  # data of earlier owners: NaN, if it can be
             part.fill_(torch.nan if part.is_floating_point() else 127)
-        self.spans = make_spans([(0, length) for length in LENGTHS])
-        qkv = layer.draw(sum(LENGTHS), 1)
+        self.spans = make_spans([(0, length) for length in lengths])
+        qkv = layer.draw(sum(lengths), 1)
         self.query = self.cache.rotate(layer.aten_appended(self.cache, qkv, self.spans)).flatten(1).to(layer.dtype)
 
     def run(
@@ -138,6 +140,21 @@ def test_bits_of_a_row_depend_on_neither_its_batch_nor_its_cut(kv_dtype: str, wi
     assert torch.equal(torch.cat([cut[0][:13], cut[1][1:]]), whole)
     alone = filled.run([(0, 299, 300)], window, split=True)
     assert torch.equal(filled.run([(1, 69, 70), (1, 40, 41), (0, 299, 300)], window, split=True)[2:], alone)
+
+
+@pytest.mark.parametrize("kv_dtype", ["k8v4", "int4"])
+@pytest.mark.parametrize("block", [16, 4])
+def test_bits_of_a_row_do_not_depend_on_the_cut_where_a_tile_has_several_blocks(
+    kv_dtype: str, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tile of keys then has the first block, read from its twin, beside others."""
+    for name, value in (("BLOCK", block), ("TABLE", 80 // block), ("NUM_BLOCKS", 200 // block)):
+        monkeypatch.setattr(one_step, name, value)
+    filled = Filled(Layer(4, 2, 32, kv_dtype), (80, 30))
+    whole = filled.run([(0, 0, 80)])
+    for cuts in ((0, 3, 29, 45, 80), (0, 40, 41, 80), (0, 31, 70, 80)):
+        parts = [filled.run([(0, first, stop)]) for first, stop in pairwise(cuts)]
+        assert torch.equal(torch.cat(parts), whole), cuts
 
 
 def test_padding_of_a_batch_is_left_alone() -> None:

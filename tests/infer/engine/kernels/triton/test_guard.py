@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
-from tk.tests.infer.engine.kernels.triton.where import ON_GPU
+from tk.tests.infer.engine.kernels.triton.where import IS_PRETENDED, ON_GPU
 
-pytestmark = [pytest.mark.triton, pytest.mark.skipif(ON_GPU, reason="of the interpreter")]
+pytestmark = [pytest.mark.triton, pytest.mark.skipif(ON_GPU or IS_PRETENDED, reason="of the interpreter")]
 
 
 @triton.jit

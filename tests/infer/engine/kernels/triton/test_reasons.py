@@ -9,7 +9,8 @@ from tk.checkpoint import Checkpoint
 from tk.core.cuda import Gpu
 from tk.core.errors import ConfigError
 from tk.infer.engine.kernels.triton import reasons
-from tk.infer.engine.kernels.triton.reasons import INTERPRETER, why_not, why_not_on
+from tk.infer.engine.kernels.triton.reasons import why_not_on
+from tk.infer.engine.kernels.triton.rows.interpreted import INTERPRETER
 from tk.infer.engine.options import KERNELS, EngineOptions
 from tk.infer.engine.planning import memory_plan, placement
 from tk.infer.engine.planning.memory_plan import plan_memory
@@ -55,14 +56,6 @@ def test_every_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not why_not_on(1)
     assert "Tesla T4" in why_not_on(2)
     assert "2 GPUs for 3 ranks" in why_not_on(3)
-
-
-def test_adapters_in_any_batch_are_refused_with_a_remedy(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(monkeypatch, "3.8.0", H100)
-    options = EngineOptions(tiny, kernels="triton", max_adapters=2, batch_invariant=True)
-    with pytest.raises(ConfigError, match=r"serve no adapters with --batch-invariant\. Use --kernels auto or aten"):
-        plan(options)
-    assert not why_not(EngineOptions(tiny, max_adapters=2))
 
 
 def test_triton_needs_a_gpu_or_the_interpreter(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tk.infer.engine.schedule.batch_writer import BatchWriter
-from tk.infer.engine.schedule.proposing.proposals import ProposalPolicy, RowCost, least_chance, worthwhile
+from tk.infer.engine.schedule.proposing.proposals import ProposalPolicy, RowCost, worthwhile
 from tk.infer.engine.schedule.samples.proposer import Proposer
 from tk.infer.engine.schedule.samples.sample import UNKNOWN, Sample, ScheduledChunk
 from tk.infer.engine.schedule.scheduler import Scheduler
@@ -22,9 +22,9 @@ FLAT = RowCost({1: 1.0})
 
 
 def test_one_sequence_has_room_for_unlikely_proposals_and_a_wide_batch_for_none() -> None:
-    assert least_chance(1, MEASURED) < 0.15
-    assert 0.7 < least_chance(12, MEASURED) < 0.9
-    assert least_chance(32, MEASURED) > 0.98
+    assert MEASURED.least_chance(1) < 0.15
+    assert 0.7 < MEASURED.least_chance(12) < 0.9
+    assert MEASURED.least_chance(32) > 0.98
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,15 @@ def test_products_are_those_of_fp64(dtype: torch.dtype, num_slices: int, num_tra
     assert float((found.double() - expected).abs().max() / expected.abs().max()) <= CLOSE[dtype]
 
 
+@pytest.mark.parametrize("dtype", CLOSE)
+def test_what_is_rounded_afterwards_has_the_same_bits(dtype: torch.dtype) -> None:
+    product, _ = drawn(dtype, num_transposed=3)
+    x_MK = torch.randn(ROWS, COLUMNS, device=DEVICE).to(dtype)
+    wide = fixed_product(x_MK, product, rounds=False)
+    assert wide.dtype == torch.float32
+    assert torch.equal(wide.to(dtype), fixed_product(x_MK, product))
+
+
 def test_the_product_of_a_router_is_not_rounded_to_the_dtype_of_rows() -> None:
     product, weight_NK = drawn(torch.float32)
     x_MK = torch.randn(3, COLUMNS, device=DEVICE).bfloat16()

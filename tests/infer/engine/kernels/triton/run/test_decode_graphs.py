@@ -1,12 +1,14 @@
 """The graphs of buckets: a recorder that repeats operations alone finds what the function must not do."""
 
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
 
-from tk.infer.engine.kernels.triton.run.graphs import RepeatedRuns
+from tk.infer.engine.kernels.triton.run.graphs import CudaGraphs, RepeatedRuns
 from tk.infer.engine.step.running_plan import RunningPlan
 from tk.tests.infer.engine.kernels.triton.pretended_graphs import PretendedGraphs
 from tk.tests.infer.engine.kernels.triton.runners import runners
@@ -42,6 +44,21 @@ def test_every_number_of_rows_has_the_logits_of_aten(tmp_path: Path) -> None:
 def test_a_graph_that_reads_numbers_is_refused() -> None:
     with pytest.raises(AssertionError, match="waits for the device"):
         PretendedGraphs().record(lambda: torch.ones(2) * torch.ones(1).item())
+
+
+def test_all_graphs_run_first_and_are_captured_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS keeps memory for each stream on which it has multiplied."""
+    cuda, present = MagicMock(), list[object]()
+    monkeypatch.setattr(torch, "cuda", cuda)
+    cuda.stream.side_effect = lambda stream: nullcontext(present.append(stream))
+    recorder = CudaGraphs()
+    for _ in range(3):
+        replay, output = recorder.record(lambda: torch.ones(2))
+        assert output.tolist() == [1.0, 1.0]
+        assert replay is cuda.CUDAGraph.return_value.replay
+    (stream,) = {*present, *(call.kwargs["stream"] for call in cuda.graph.call_args_list)}
+    assert cuda.Stream.call_count == 1
+    assert stream is cuda.Stream.return_value
 
 
 def test_a_graph_does_not_see_what_changes_on_the_host() -> None:

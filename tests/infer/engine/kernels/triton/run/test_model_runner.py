@@ -69,7 +69,7 @@ def decoded(backend: Backend, rows: list[SamplingRow], count: int = 5) -> tuple[
         assert output.finite.all()
         found.append(output.token_ids)
         plan.advance(output.token_ids, BLOCK)
-    return np.stack(found), backend.logits(plan)
+    return np.array(found), backend.logits(plan)
 
 
 @pytest.mark.parametrize(

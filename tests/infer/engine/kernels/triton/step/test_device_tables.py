@@ -17,6 +17,16 @@ def test_columns_arrive_as_they_were_sent() -> None:
     assert second["a"].tolist() == [row * 25 + column for row in range(4) for column in range(3)]
 
 
+def test_each_column_begins_at_a_multiple_of_16_bytes() -> None:
+    """Triton compiles kernels anew for pointers that do not: a step of other lengths would wait for that."""
+    sizes = (1, 4, 6, 0, 3)
+    found = send_columns({str(i): np.full(size, i, np.int32) for i, size in enumerate(sizes)}, CPU)
+    assert [each.tolist() for each in found.values()] == [[i] * size for i, size in enumerate(sizes)]
+    assert {(each.data_ptr() - found["0"].data_ptr()) % 16 for each in found.values()} == {0}
+    columns = DecodeTables(1, 3, CPU).columns(1)
+    assert {(line.data_ptr() - columns.data_ptr()) % 16 for line in columns} == {0}
+
+
 def test_numbers_of_other_sizes_are_refused() -> None:
     with pytest.raises(TypeError):
         send_columns({"a": np.zeros(2, np.int64)}, CPU)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tk.infer.engine.kernels.triton.step.step_adapters import RowTiles, StepAdapters, expert_tiles, pair_tiles
-from tk.infer.engine.kernels.triton.step.step_columns import TILE, adapter_columns
+from tk.infer.engine.kernels.triton.step.step_columns import TILE, TILE_COLUMNS, adapter_columns
 from tk.tests.infer.engine.kernels.triton.step.test_step_columns import PLAN
 
 CHOSEN = torch.tensor([0, 0, 1, 3, 3, 3, 5], dtype=torch.int32)
@@ -38,7 +38,7 @@ def test_tiles_of_a_plan_have_rows_of_one_adapter() -> None:
     found = adapter_columns(plan)
     numbers = [slot + 1 for length, slot in zip(lengths, slots, strict=True) for _ in range(length)]
     assert found["numbers"].tolist() == numbers
-    tiles = found["adapter_tiles"]
+    tiles = np.stack([found[name] for name in TILE_COLUMNS])
     assert tiles.dtype == np.int32
     assert covered(RowTiles(*tiles)) == list(enumerate(numbers))
     assert tiles.shape[1] == 1 + 3 + 1 + 1, "neighbours share tiles"
