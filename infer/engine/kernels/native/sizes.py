@@ -167,7 +167,7 @@ def _committed(num_bytes: int) -> int:
 def _attention_floats(program: Program, cache: CacheShape, softmax: int) -> int:
     """Returns the floats of a thread's scratch in attention: `struct workspace` of c/items.h."""
     head, rows = round_up(program.head_dim, PANEL), ATTENTION_ROWS
-    scales = rows * 2 + KEY_TILE + round_up(rows * (1 + ceil_div(head, GROUP)), PANEL)
+    scales = rows * 2 + KEY_TILE + round_up(rows * ceil_div(head, GROUP), PANEL)
     widened = head * cache.block_size if kv_format(cache.dtype).is_rotated else 0
     return rows * (2 * head + KEY_TILE + KEY_TILE // 2) + scales + 2 * softmax + widened
 

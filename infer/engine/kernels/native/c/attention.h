@@ -26,6 +26,7 @@ static void read_queries(const struct model *m, const struct item *item, struct 
         int16_t *rounded = (int16_t *)w->queries + r * width;
         w->query_scales[r] = scale_of_query(to, width);
         round_row(to, width, w->query_scales[r], rounded);
+        if (m->key_format == INT4) order_digits(rounded, width, digits_of(w->queries, width) + r * width);
         for (int64_t g = 0; m->key_format == INT4 && g < groups_of_head(m); g++) {
             int32_t sum = 0;
             for (int64_t d = g * GROUP; d < (g + 1) * GROUP && d < n; d++) sum += rounded[d];
@@ -59,40 +60,32 @@ static void score_tile_of_keys(const struct model *m, const struct operation *op
     }
 }
 
+// Adds int8 values of a tile, whose weights are rounded.
+static void add_tile_of_integers(const struct model *m, const struct operation *op, const struct item *item,
+                                 const struct workspace *w, int64_t low, int64_t high, float *values) {
+    int64_t width = padded_head(m);
+    struct value_pages pages = pages_of_values(m, op, item, low, high);
+    sum_values(8, w->weights, item->rows, &pages, 0, width / PANEL, w->sums, width);
+    for (int64_t r = 0; r < item->rows; r++)
+        add_sums(values + r * width, w->sums + r * width, width, 0, w->weight_scales[r], 0.0f);
+}
+
 static void add_tile_of_values(const struct model *m, const struct operation *op, const struct item *item,
-                               struct workspace *w, int64_t low, int64_t high, struct softmax *state) {
-    int64_t width = padded_head(m), size = m->block_size, widen = is_widened(m, m->value_format);
-    int64_t int8 = m->value_format == INT8 && !widen;
-    if (int8) memset(w->sums, 0, (size_t)(item->rows * width) * sizeof *w->sums);
+                               struct workspace *w, int64_t low, int64_t high, float *values) {
+    int64_t width = padded_head(m), size = m->block_size;
     for (int64_t at = low; at < high; at += size) {
-        int64_t keys = high - at < size ? high - at : size, pairs = (keys + 1) / 2, panels = width / PANEL;
-        if (m->value_format == INT4 && !widen) {
-            add_block(m, op, item, w, at, keys, w->scores + at - low, state->values);
-            continue;
-        }
+        int64_t keys = high - at < size ? high - at : size;
         struct product p = {w->scores + at - low,
                             KEY_TILE,
                             item->rows,
                             page_of(m, op, item, at, 1),
                             size / 2 * pair_bytes(m->value_format),
-                            panels,
-                            pairs,
-                            fetch_page(m, op, item, at + KEY_TILE, 0, panels * pairs)};
-        if (widen) multiply_block(m, op, item, at, 1, &p, w->widened, state->values, width);
-        else if (int8) p.x = w->weights + at - low, sum_page(VALUE_TILES, &p, w->sums, width);
-        else multiply_page(m->value_format, &p, state->values, width, 1);
+                            width / PANEL,
+                            (keys + 1) / 2,
+                            fetch_values(m, op, item, at, keys)};
+        if (is_widened(m, m->value_format)) multiply_block(m, op, item, at, 1, &p, w->widened, values, width);
+        else multiply_page(m->value_format, &p, values, width, 1);
     }
-    for (int64_t r = 0; int8 && r < item->rows; r++) add_sums(state, r, width, w->sums, w->weight_scales[r]);
-}
-
-// The largest scale of the values that a row sees; NaN if one of them is.
-static float largest_scale(const float *scales, struct seen seen) {
-    float largest = 0.0f, odd = 0.0f;
-    for (int64_t i = seen.from; i < seen.to; i++) {
-        largest = scales[i] > largest ? scales[i] : largest;
-        odd += scales[i] - scales[i];
-    }
-    return largest + odd;
 }
 
 // Turns the scores of a tile's keys [low, high) into weights, rounded for values in int8 as integers.
@@ -110,7 +103,7 @@ static void weigh_for_integers(const struct model *m, const struct operation *op
     for (int64_t r = 0; r < item->rows; r++) {
         struct seen seen = keys_seen(m, op, item, r, low, high);
         if (seen.from != before.from || seen.to != before.to)
-            of_values = largest_scale(w->value_scales, seen), before = seen;
+            of_values = largest_in(w->value_scales, seen), before = seen;
         w->weight_scales[r] = seen.from < seen.to ? scale_of_weights(scores[r] - state->largest[r], of_values) : 0.0f;
     }
     for (int64_t r = 0; r < item->rows; r++) {
@@ -139,10 +132,16 @@ static void attend_tile(const struct model *m, const struct operation *op, const
         add_by_tiles(m, op, item, w, low, high, state->values);
         return;
     }
+    int widen = is_widened(m, m->value_format);
     score_tile_of_keys(m, op, item, w, low, high);
-    if (m->value_format == INT8 && !is_widened(m, INT8)) weigh_for_integers(m, op, item, w, low, high, state);
-    else weigh_for_floats(m, op, item, w, low, high, state);
-    add_tile_of_values(m, op, item, w, low, high, state);
+    if (m->value_format == INT8 && !widen) {
+        weigh_for_integers(m, op, item, w, low, high, state);
+        add_tile_of_integers(m, op, item, w, low, high, state->values);
+        return;
+    }
+    weigh_for_floats(m, op, item, w, low, high, state);
+    if (m->value_format == INT4 && !widen) add_nibbles(m, op, item, w, low, high, state->values);
+    else add_tile_of_values(m, op, item, w, low, high, state->values);
 }
 
 // The keys of a split that the rows of an item see.

@@ -51,14 +51,13 @@ INLINE int64_t splits_of(const struct item *item) { return (item->stop - 1) / KE
 
 // A thread's memory.
 struct workspace {
-    float *queries;                       // [ATTENTION_ROWS][padded head]; int16 for integers
+    float *queries;                       // [ATTENTION_ROWS][padded head]; int16 for integers, for int4 twice
     float *scores;                        // [ATTENTION_ROWS][KEY_TILE]
     int16_t *weights;                     // [ATTENTION_ROWS][KEY_TILE], for integers, as are those that follow
     int32_t *sums;                        // [ATTENTION_ROWS][padded head]
     float *value_scales;                  // [KEY_TILE]
     float *query_scales, *weight_scales;  // [ATTENTION_ROWS]
     float *query_sums;                    // [ATTENTION_ROWS][groups], for int4
-    float *zero_sums;                     // [ATTENTION_ROWS], for int4
     float *widened;                       // [block_size][padded head], for integers in models in fp32
     struct softmax all, part;
 };
@@ -73,18 +72,21 @@ static struct workspace workspace_of(const struct model *m, int32_t thread) {
     w.value_scales = at, at += KEY_TILE;
     w.query_scales = at, at += ATTENTION_ROWS;
     w.weight_scales = at, at += ATTENTION_ROWS;
-    w.zero_sums = at, w.query_sums = at + ATTENTION_ROWS;
-    at += (ATTENTION_ROWS * (1 + groups_of_head(m)) + PANEL - 1) / PANEL * PANEL;
+    w.query_sums = at, at += (ATTENTION_ROWS * groups_of_head(m) + PANEL - 1) / PANEL * PANEL;
     w.all = softmax_at(at, ATTENTION_ROWS), at += softmax_floats(ATTENTION_ROWS, width);
     w.part = softmax_at(at, ATTENTION_ROWS), at += softmax_floats(ATTENTION_ROWS, width);
     w.widened = at;
     return w;
 }
 
+INLINE int64_t position_of(const struct model *m, const struct item *item, int64_t r) {
+    return item->span->start + (item->first + r) / (m->heads / m->kv_heads);
+}
+
 // The keys of a tile [low, high) that row r sees.
 INLINE struct seen keys_seen(const struct model *m, const struct operation *op, const struct item *item, int64_t r,
                              int64_t low, int64_t high) {
-    int64_t position = item->span->start + (item->first + r) / (m->heads / m->kv_heads);
+    int64_t position = position_of(m, item, r);
     int64_t end = position + 1 < high ? position + 1 : high;
     int64_t begin = op->window && position - op->window + 1 > low ? position - op->window + 1 : low;
     return begin < end ? (struct seen){begin - low, end - low} : (struct seen){0, 0};
@@ -132,6 +134,25 @@ INLINE struct ahead fetch_page(const struct model *m, const struct operation *op
     if (format == INT4 && readers_of(m, item, key / m->block_size * m->block_size).last == item->rows)
         return (struct ahead){twin_of(m, op, item, key, values), (m->twin_page_bytes + pairs - 1) / pairs};
     return (struct ahead){page_of(m, op, item, key, values), (m->page_bytes[values] + pairs - 1) / pairs};
+}
+
+// Fetches keys of the next tile while a block of values, of which `keys` are there, is multiplied.
+INLINE struct ahead fetch_values(const struct model *m, const struct operation *op, const struct item *item, int64_t at,
+                                 int64_t keys) {
+    return fetch_page(m, op, item, at + KEY_TILE, 0, padded_head(m) / PANEL * ((keys + 1) / 2));
+}
+
+// The pages of the values of a tile's keys [low, high), but for those whose twins all rows read.
+static struct value_pages pages_of_values(const struct model *m, const struct operation *op, const struct item *item,
+                                          int64_t low, int64_t high) {
+    struct value_pages pages = {.panel_bytes = m->block_size / 2 * pair_bytes(m->value_format)};
+    for (int64_t at = low, size = m->block_size; at < high; at += size) {
+        int64_t keys = high - at < size ? high - at : size;
+        if (m->value_format == INT4 && readers_of(m, item, at).last == item->rows) continue;
+        pages.at[pages.count++] = (struct value_page){page_of(m, op, item, at, 1), fetch_values(m, op, item, at, keys),
+                                                      at - low, (keys + 1) / 2};
+    }
+    return pages;
 }
 
 #endif

@@ -2,11 +2,14 @@
 //
 // A sequence's first block, and for each query the block that it is in, are read from twins in int8 instead: attention
 // gives these keys most of its weight. A row's reads depend on its position alone, so its bits do not depend on its
-// neighbours. As with int8, sums with stored integers are exact; a row's weights are rounded to int16 block by block.
+// neighbours. As with int8, sums with stored integers are exact; a row's weights are rounded to int16 tile by tile for
+// each group, those of twins block by block.
 #ifndef TK_NIBBLES_H
 #define TK_NIBBLES_H
 
 #include "items.h"
+
+#define MIDDLE 8  // of the codes: weights that are rounded multiply their distances from it
 
 // The scales of queries, and their sums in each group, which the zeros of keys are multiplied by.
 struct query_scales {
@@ -22,9 +25,10 @@ INLINE void score_nibbles(const int rows, const int16_t *x, int64_t x_stride, co
 #pragma GCC unroll 16
     for (int i = 0; i < rows * VECTORS; i++) scores[i] = v_set1(0.0f);
     for (int64_t k = 0, g = 0, some; k < pairs; k += some, g++, scales += 2 * tokens) {
-        vi sums[MOST_ROWS * VECTORS];
+        vi sums[2 * MOST_ROWS * VECTORS];
         some = pairs - k < GROUP / 2 ? pairs - k : GROUP / 2;
-        integer_sums(4, rows, x + 2 * k, x_stride, w + k * PANEL, some, ahead, sums);
+        clear_sums(SUMS(4, rows, 1), sums);
+        add_integers(4, rows, 1, x + 2 * k, x_stride, w + k * PANEL, 0, some, ahead, sums);
         ahead.from += some * ahead.bytes;
 #pragma GCC unroll 2
         for (int n = 0; n < VECTORS; n++) {
@@ -32,7 +36,7 @@ INLINE void score_nibbles(const int rows, const int16_t *x, int64_t x_stride, co
 #pragma GCC unroll 12
             for (int r = 0; r < rows; r++) {
                 vf *score = &scores[r * VECTORS + n];
-                *score = v_fma(vi_to_float(sums[r * VECTORS + n]), scale, *score);
+                *score = v_fma(vi_to_float(whole_sum(4, sums, r * VECTORS + n)), scale, *score);
                 *score = v_fma(v_set1(queries.sums[r * queries.groups + g]), zero, *score);
             }
         }
@@ -84,12 +88,15 @@ static void score_page_of_nibbles(const struct product *p, struct query_scales q
     }
 }
 
+// The queries of an item a second time, as digits, behind those in order.
+INLINE int16_t *digits_of(float *queries, int64_t width) { return (int16_t *)queries + ATTENTION_ROWS * width; }
+
 // The scores of a block whose keys have 4 bits and a twin; `out` are those of the first row.
 static void score_block(const struct model *m, const struct operation *op, const struct item *item,
                         const struct workspace *w, int64_t at, int64_t panels, float *out) {
     int64_t n = m->head_dim, width = padded_head(m), groups = groups_of_head(m);
     struct readers twinned = readers_of(m, item, at);
-    const int16_t *queries = (const int16_t *)w->queries;
+    const int16_t *queries = (const int16_t *)w->queries, *digits = digits_of(w->queries, width);
     if (twinned.last > twinned.first) {
         const char *keys = twin_of(m, op, item, at, 0);
         int alone = twinned.last == item->rows;
@@ -106,7 +113,7 @@ static void score_block(const struct model *m, const struct operation *op, const
     }
     if (twinned.last < item->rows) {
         const char *keys = page_of(m, op, item, at, 0);
-        struct product p = {queries + twinned.last * width,
+        struct product p = {digits + twinned.last * width,
                             width,
                             item->rows - twinned.last,
                             keys,
@@ -136,79 +143,108 @@ static float round_weights(const float *weights, const float *scales, int64_t ke
     return scale;
 }
 
-// The weights times the zeros of a group, summed.
-static float sum_zeros(const float *weights, const float *zeros, int64_t keys, struct seen seen) {
-    vf sum = v_set1(0.0f);
-    for (int64_t i = 0; i < keys; i += VW) {
-        vf x = v_load(weights + i) * v_load(zeros + i);
-        if (i < seen.from || i + VW > seen.to) x = v_only(x, seen.from - i, seen.to - i);
-        sum = sum + x;
-    }
-    return v_sum(sum);
-}
-
-// Adds the values of some panels of a block to the rows [first, last), whose weights are rounded.
-static void add_panels(const struct model *m, const struct product *page, const value_function *tiles, int64_t first,
-                       int64_t last, const struct workspace *w, float *values) {
-    int64_t width = padded_head(m), columns = page->panels * PANEL;
-    struct product p = *page;
-    p.x = w->weights + first * KEY_TILE, p.x_stride = KEY_TILE, p.rows = last - first;
-    for (int64_t r = first; r < last; r++) memset(w->sums + r * width, 0, (size_t)columns * sizeof *w->sums);
-    sum_page(tiles, &p, w->sums + first * width, width);
-    for (int64_t r = first; r < last; r++) {
-        vf scale = v_set1(w->weight_scales[r]), zeros = v_set1(w->zero_sums[r]);
-        for (int64_t i = r * width; i < r * width + columns; i += VW)
-            v_store(values + i, v_load(values + i) + v_fma(vi_to_float(vi_load(w->sums + i)), scale, zeros));
-    }
-}
-
-// The values of a block, which have 4 bits and a twin, weighted; `weights` are those of the first row.
-static void add_block(const struct model *m, const struct operation *op, const struct item *item,
-                      const struct workspace *w, int64_t at, int64_t keys, const float *weights, float *values) {
-    int64_t size = m->block_size, panels = padded_head(m) / PANEL, pairs = (keys + 1) / 2;
-    int64_t padded = (keys + PANEL - 1) / PANEL * PANEL;
+// Adds the values of a block's twin to the rows that read it; `weights` are those of the block in the first row.
+static void add_twin(const struct model *m, const struct operation *op, const struct item *item,
+                     const struct workspace *w, int64_t at, int64_t keys, const float *weights, float *values) {
+    int64_t width = padded_head(m), padded = (keys + PANEL - 1) / PANEL * PANEL;
     struct readers twinned = readers_of(m, item, at);
-    struct ahead ahead = fetch_page(m, op, item, at + KEY_TILE, 0, panels * pairs);
-    if (twinned.last > twinned.first) {
-        const char *page = twin_of(m, op, item, at, 1);
-        struct product p = {.page = page,
-                            .panel_bytes = size / 2 * pair_bytes(INT8),
-                            .panels = panels,
-                            .pairs = pairs,
-                            .ahead = twinned.last == item->rows ? ahead : no_fetch(page)};
-        for (int64_t r = twinned.first; r < twinned.last; r++) {
-            w->weight_scales[r] =
-                round_weights(weights + r * KEY_TILE, (const float *)(page + m->twin_scale_offset), padded,
-                              keys_seen(m, op, item, r, at, at + keys), w->weights + r * KEY_TILE);
-            w->zero_sums[r] = 0.0f;
-        }
-        add_panels(m, &p, VALUE_TILES, twinned.first, twinned.last, w, values);
+    const char *page = twin_of(m, op, item, at, 1);
+    struct ahead ahead = twinned.last == item->rows ? fetch_values(m, op, item, at, keys) : no_fetch(page);
+    struct value_pages pages = {{{page, ahead, 0, (keys + 1) / 2}}, 1, m->block_size / 2 * pair_bytes(INT8)};
+    for (int64_t r = twinned.first; r < twinned.last; r++)
+        w->weight_scales[r] =
+            round_weights(weights + r * KEY_TILE, (const float *)(page + m->twin_scale_offset), padded,
+                          keys_seen(m, op, item, r, at, at + keys), w->weights + r * KEY_TILE);
+    int64_t rows = twinned.last - twinned.first;
+    sum_values(8, w->weights + twinned.first * KEY_TILE, rows, &pages, 0, width / PANEL, w->sums, width);
+    for (int64_t r = 0; r < rows; r++)
+        add_sums(values + (twinned.first + r) * width, w->sums + r * width, width, 0,
+                 w->weight_scales[twinned.first + r], 0.0f);
+}
+
+// The keys of a tile [low, high) whose values a row reads in 4 bits.
+INLINE struct seen nibbles_seen(const struct model *m, const struct operation *op, const struct item *item, int64_t r,
+                                int64_t low, int64_t high) {
+    struct seen seen = keys_seen(m, op, item, r, low, high);
+    int64_t size = m->block_size, own = position_of(m, item, r) / size * size - low;
+    if (seen.from < size - low) seen.from = size - low;
+    if (seen.to > own) seen.to = own;
+    return seen.from < seen.to ? seen : (struct seen){0, 0};
+}
+
+// The sums of a row's weights in a group of values.
+struct weight_sums {
+    float middles;  // of weights times what MIDDLE counts for
+    int32_t whole;  // of weights as integers
+};
+
+// Rounds a row's weights of the keys of a tile, in the scales of their values, to int16. Keys that the row does not
+// read so have weights of zero.
+INLINE struct weight_sums weigh_nibbles(const float *weights, const float *scales, const float *middles, int64_t keys,
+                                        struct seen seen, float scale, int16_t *to) {
+    vf sum = v_set1(0.0f), inverse = v_set1(scale > 0.0f ? 1.0f / scale : 0.0f);
+    vi none = vi_set1(0), whole = none;
+    int64_t low = seen.from / VW * VW, high = (seen.to + VW - 1) / VW * VW;
+    for (int64_t i = 0; i < low; i += VW) vi_store_digits(to + i, none);
+    for (int64_t i = high; i < keys; i += VW) vi_store_digits(to + i, none);
+    for (int64_t i = low; i < high; i += VW) {
+        vf x = v_load(weights + i), steps = v_load(scales + i), middle = v_load(middles + i);
+        if (i < seen.from || i + VW > seen.to)
+            steps = v_only(steps, seen.from - i, seen.to - i), middle = v_only(middle, seen.from - i, seen.to - i);
+        vi rounded = v_nearest(x * steps * inverse);
+        sum = v_fma(x, middle, sum);
+        whole = whole + rounded;
+        vi_store_digits(to + i, rounded);
     }
-    if (twinned.last == item->rows) return;
-    const char *page = page_of(m, op, item, at, 1);
-    const uint16_t *stored = (const uint16_t *)(page + m->scale_offset[1]);
-    for (int64_t g = 0, panel = 0, some; panel < panels; g++, panel += some, stored += 2 * size) {
-        float scales[KEY_TILE], zeros[KEY_TILE];
-        for (int64_t i = 0; i < size; i += VW) {
-            v_store(scales + i, v_widen_fp16(stored + i));
-            v_store(zeros + i, v_widen_fp16(stored + size + i));
+    return (struct weight_sums){v_sum(sum), (int32_t)v_sum(vi_to_float(whole))};
+}
+
+// Adds the values of a tile's pages in group g. `largest` are the rows' largest weights of them.
+static void add_group_of_values(const struct model *m, const struct operation *op, const struct item *item,
+                                const struct workspace *w, int64_t low, int64_t high, const struct value_pages *pages,
+                                int64_t g, const float *largest, float *values) {
+    float *scales = w->value_scales, middles[KEY_TILE], of_values = 0.0f;
+    struct weight_sums sums[ATTENTION_ROWS];
+    int64_t size = m->block_size, width = padded_head(m), first = g * GROUP / PANEL, last = first + GROUP / PANEL;
+    if (last > width / PANEL) last = width / PANEL;
+    for (int64_t p = 0; p < pages->count; p++) {
+        const uint16_t *stored = (const uint16_t *)(pages->at[p].page + m->scale_offset[1]) + 2 * g * size;
+        for (int64_t i = 0, key = pages->at[p].key; i < size; i += VW) {
+            vf scale = v_widen_fp16(stored + i), zero = v_widen_fp16(stored + size + i);
+            v_store(scales + key + i, scale);
+            v_store(middles + key + i, v_fma(scale, v_set1(MIDDLE), zero));
         }
-        some = panels - panel < GROUP / PANEL ? panels - panel : GROUP / PANEL;
-        for (int64_t r = twinned.last; r < item->rows; r++) {
-            const float *of_row = weights + r * KEY_TILE;
-            struct seen seen = keys_seen(m, op, item, r, at, at + keys);
-            w->weight_scales[r] = round_weights(of_row, scales, padded, seen, w->weights + r * KEY_TILE);
-            w->zero_sums[r] = sum_zeros(of_row, zeros, padded, seen);
-        }
-        int64_t panel_bytes = size / 2 * pair_bytes(INT4);
-        struct product p = {.page = page + panel * panel_bytes,
-                            .panel_bytes = panel_bytes,
-                            .panels = some,
-                            .pairs = pairs,
-                            .ahead = ahead};
-        add_panels(m, &p, NIBBLE_VALUE_TILES, twinned.last, item->rows, w, values + panel * PANEL);
-        ahead.from += some * pairs * ahead.bytes;
     }
+    struct seen before = {0, 0};
+    for (int64_t r = 0; r < item->rows; r++) {
+        struct seen seen = nibbles_seen(m, op, item, r, low, high);
+        if (seen.from != before.from || seen.to != before.to) of_values = largest_in(scales, seen), before = seen;
+        w->weight_scales[r] = largest[r] * of_values / 32767.0f;
+        sums[r] = weigh_nibbles(w->scores + r * KEY_TILE, scales, middles, (high - low + PANEL - 1) / PANEL * PANEL,
+                                seen, w->weight_scales[r], w->weights + r * KEY_TILE);
+    }
+    sum_values(4, w->weights, item->rows, pages, first, last, w->sums, width);
+    for (int64_t r = 0; r < item->rows; r++) {
+        int64_t at = r * width + first * PANEL;
+        add_sums(values + at, w->sums + at, (last - first) * PANEL, MIDDLE * sums[r].whole, w->weight_scales[r],
+                 sums[r].middles);
+    }
+}
+
+// Adds the weighted values of the keys [low, high) of a tile, which have 4 bits and twins.
+static void add_nibbles(const struct model *m, const struct operation *op, const struct item *item,
+                        const struct workspace *w, int64_t low, int64_t high, float *values) {
+    float largest[ATTENTION_ROWS];
+    for (int64_t at = low, size = m->block_size; at < high; at += size) {
+        struct readers twinned = readers_of(m, item, at);
+        if (twinned.first < twinned.last)
+            add_twin(m, op, item, w, at, high - at < size ? high - at : size, w->scores + at - low, values);
+    }
+    struct value_pages pages = pages_of_values(m, op, item, low, high);
+    for (int64_t r = 0; pages.count && r < item->rows; r++)
+        largest[r] = largest_in(w->scores + r * KEY_TILE, nibbles_seen(m, op, item, r, low, high));
+    for (int64_t g = 0; pages.count && g < groups_of_head(m); g++)
+        add_group_of_values(m, op, item, w, low, high, &pages, g, largest, values);
 }
 
 #endif

@@ -201,20 +201,33 @@ INLINE vi vi_load(const int32_t *p) {
 INLINE void vi_store(int32_t *p, vi v) { memcpy(p, &v, sizeof v); }
 INLINE vf vi_to_float(vi v) { return __builtin_convertvector(v, vf); }
 
-// Rounds to the nearest int16, even if two are as near; the lanes are within their range.
-INLINE void v_store_int16(int16_t *p, vf v) {
+// Rounds to the nearest integers, even if two are as near; they are below 2^22.
+INLINE vi v_nearest(vf v) {
 #if defined(TK_AVX512)
-    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(v)));
+    return (vi)_mm512_cvtps_epi32(v);
 #elif defined(TK_AVX2)
-    __m256i rounded = _mm256_cvtps_epi32(v);
-    __m128i narrow = _mm_packs_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
+    return (vi)_mm256_cvtps_epi32(v);
+#else
+    const vf magic = v_set1(12582912.0f);  // see v_exp
+    return (vi)(v + magic) - (vi)magic;
+#endif
+}
+
+// Stores integers within the range of int16.
+INLINE void vi_store_int16(int16_t *p, vi v) {
+#if defined(TK_AVX512)
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16((__m512i)v));
+#elif defined(TK_AVX2)
+    __m256i both = (__m256i)v;
+    __m128i narrow = _mm_packs_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
     _mm_storeu_si128((__m128i *)p, narrow);
 #else
     typedef int16_t narrow __attribute__((vector_size(2 * VW)));
-    narrow low = __builtin_convertvector((vi)(v + v_set1(12582912.0f)), narrow);  // see v_exp
+    narrow low = __builtin_convertvector(v, narrow);
     memcpy(p, &low, sizeof low);
 #endif
 }
+INLINE void v_store_int16(int16_t *p, vf v) { vi_store_int16(p, v_nearest(v)); }
 
 // Rounds to the nearest of the integers from -127 to 127, even if two are as near; NaN becomes 0.
 INLINE void v_store_int8(uint8_t *p, vf v) {

@@ -3,7 +3,7 @@
 #ifndef TK_SOFTMAX_H
 #define TK_SOFTMAX_H
 
-#include "pages.h"
+#include "integers.h"
 
 #define LEAST_SCORE -3e38f
 
@@ -114,10 +114,24 @@ INLINE void weigh(const enum narrow kind, float *s, int64_t keys, struct seen se
     state->total[r] += v_sum(sum);
 }
 
-// Adds the integer sums of a row's values in their scale.
-INLINE void add_sums(struct softmax *state, int64_t r, int64_t width, const int32_t *sums, float scale) {
-    for (int64_t i = r * width; i < (r + 1) * width; i += VW)
-        v_store(state->values + i, v_load(state->values + i) + vi_to_float(vi_load(sums + i)) * v_set1(scale));
+// Adds the integer sums of `count` of a row's values, each less an integer, in their scale, and `more` to each.
+INLINE void add_sums(float *values, const int32_t *sums, int64_t count, int32_t less, float scale, float more) {
+    for (int64_t i = 0; i < count; i += VW) {
+        vf sum = vi_to_float(vi_load(sums + i) - vi_set1(less));
+        v_store(values + i, v_load(values + i) + v_fma(sum, v_set1(scale), v_set1(more)));
+    }
+}
+
+// The largest of the positive values of some keys, zero without one; NaN if one of them is.
+static float largest_in(const float *values, struct seen seen) {
+    vf largest = v_set1(0.0f), odd = v_set1(0.0f);
+    for (int64_t i = seen.from / VW * VW; i < seen.to; i += VW) {
+        vf each = v_load(values + i);
+        if (i < seen.from || i + VW > seen.to) each = v_only(each, seen.from - i, seen.to - i);
+        largest = v_max(each, largest);
+        odd = odd + (each - each);
+    }
+    return v_largest(largest) + v_sum(odd);
 }
 
 // Adds a split's softmax to that of the splits before it.
