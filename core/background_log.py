@@ -16,7 +16,9 @@ from .console_log import console_handlers, show_log
 from .repeats import Repeats
 
 MOST_WAITING: Final = 8 << 20  # characters of lines that are not written yet; later lines are dropped and counted
-PATIENCE: Final = 0.5  # seconds in which the file must take something, for the rest to be written at the end
+# Seconds in which the file must take something, for the rest to be written at the end: disks and readers of pipes may
+# stall for some.
+PATIENCE: Final = 5.0
 _PIECE: Final = 4096  # bytes that a pipe takes at once, without those of other processes between them
 _DROPPED: Final = "%d lines of the log are missing here: standard error was not read."
 _HELD: Final = "This error came %d more times since it was last shown."

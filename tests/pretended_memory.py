@@ -98,11 +98,13 @@ class PretendedMemory:
         """Ends all copies."""
         with self._lock, _disable_current_modes(), torch.no_grad():
             self.num_synchronized += 1
-            while self._under_way:
-                copy = self._under_way.pop(0)
+            ended, self._under_way = self._under_way, []
+            for copy in ended:  # all of them, before one that is wrong raises: other threads wait for theirs
+                if copy.writes:
+                    copy.host.copy_(copy.values)
+            for copy in ended:
                 if copy.writes:
                     assert copy.source is None or _same(copy.values, copy.source), "memory of the GPU changed meanwhile"
-                    copy.host.copy_(copy.values)
                 else:
                     assert _same(copy.values, copy.host), "memory of the host changed while it was copied to the GPU"
 

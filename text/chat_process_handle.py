@@ -16,6 +16,9 @@ from ..core.process import start_module
 from .template_files import TemplateSources
 
 PROCESS: Final = f"{__package__}.chat_process"
+START_SECONDS: Final = 60.0  # for the start, which reads many files: a disk may stall for seconds
+_LOOK_SECONDS: Final = 0.25  # between two looks for an answer, at most
+_GAP_SECONDS: Final = 0.5  # that count between two looks: in a longer gap this process was stopped, too, or had no core
 _READ_BYTES: Final = 1 << 20
 # The share of its CPU time that a process without an answer has used if it computes on a busy machine: it is no hang.
 _COMPUTING: Final = 0.1
@@ -42,7 +45,7 @@ class ChatProcess:
     Args:
         sources: the template.
         cpu_seconds: the largest CPU time for a question.
-        wall_seconds: the largest time for a question, and for the start.
+        wall_seconds: the largest time for a question, without gaps in which this process itself did not run.
 
     Attributes:
         is_killed: whether `kill` was called.
@@ -68,7 +71,7 @@ class ChatProcess:
     def get_ready(self) -> None:
         """Waits until the process has the template; returns at once if it has. Raises as `ask`."""
         if not self._is_ready:
-            self.ask(self._sources._asdict() | {"variables": dict(self._sources.variables)})
+            self._ask(self._sources._asdict() | {"variables": dict(self._sources.variables)}, START_SECONDS)
             self._is_ready = True
 
     def ask(self, request: dict[str, Any], slow_after: float = 0.0, on_slow: Callable[[], None] = lambda: None) -> Any:
@@ -82,20 +85,30 @@ class ChatProcess:
         Raises:
             ChatProcessEnded: the process ended, or did not answer in time and was ended.
         """
-        begun = time.monotonic()
+        return self._ask(request, self._wall_seconds, slow_after, on_slow)
+
+    def _ask(
+        self,
+        request: dict[str, Any],
+        most_seconds: float,
+        slow_after: float = 0.0,
+        on_slow: Callable[[], None] = lambda: None,
+    ) -> Any:
         left, parts = memoryview(json.dumps(request).encode() + b"\n"), [b""]
         poll, is_slow, used = select.poll(), False, 0.0
+        seconds, looked = 0.0, time.monotonic()
         while not parts[-1].endswith(b"\n"):
-            seconds = time.monotonic() - begun
+            now = time.monotonic()
+            seconds, looked = seconds + min(now - looked, _GAP_SECONDS), now
             if seconds >= slow_after and not is_slow:
                 is_slow, used = True, self._cpu_time()
                 on_slow()
-            if seconds >= self._wall_seconds:
+            if seconds >= most_seconds:
                 computed = self._cpu_time() - used > _COMPUTING * self._cpu_seconds
                 self.end()
-                raise ChatProcessEnded(f"did not answer within {self._wall_seconds:g} s", computed)
+                raise ChatProcessEnded(f"did not answer within {most_seconds:g} s", computed)
             poll.register(self._socket, select.POLLIN | (select.POLLOUT if left else 0))
-            wait = (self._wall_seconds if is_slow else min(slow_after, self._wall_seconds)) - seconds
+            wait = min(_LOOK_SECONDS, (most_seconds if is_slow else min(slow_after, most_seconds)) - seconds)
             for _, events in poll.poll(1000 * wait + 1):
                 try:
                     if events & select.POLLOUT:

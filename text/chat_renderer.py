@@ -52,7 +52,7 @@ class ChatRenderer:
     Args:
         sources: the template, which no file is read for again.
         most_seconds: the largest CPU time, in seconds, for one conversation.
-        most_wait: the largest time, in seconds, for one attempt at it.
+        most_wait: the largest time, in seconds, for one attempt at it, without the start of a process.
     """
 
     def __init__(

@@ -17,23 +17,36 @@ typedef uint64_t vector __attribute__((vector_size(BYTES)));
 #define LINE 64
 #define AHEAD 4096  // bytes
 
-static inline
-    __attribute__((always_inline)) uint64_t add_up(const char *from, int64_t bytes, int64_t passes, int prefetch) {
-    vector sums[LINES * LINE / BYTES] = {0};
+// The sums of the words that were read, by lane: they keep each read from being left out.
+struct sums {
+    vector lanes[LINES * LINE / BYTES];
+};
+
+static inline __attribute__((always_inline)) void add_lines(struct sums *sums, const char *from) {
+    for (int i = 0; i < LINES * LINE / BYTES; i++) {
+        vector read;
+        memcpy(&read, from + i * BYTES, BYTES);
+        sums->lanes[i] += read;
+    }
+}
+
+static uint64_t total(const struct sums *sums) {
+    uint64_t words[sizeof *sums / sizeof(uint64_t)], sum = 0;
+    memcpy(words, sums, sizeof words);
+    for (int64_t i = 0; i < (int64_t)(sizeof words / sizeof *words); i++) sum += words[i];
+    return sum;
+}
+
+static inline __attribute__((always_inline)) uint64_t add_up(const char *from, int64_t bytes, int64_t passes,
+                                                             int prefetch) {
+    struct sums sums = {0};
     for (int64_t pass = 0; pass < passes; pass++)
         for (int64_t at = 0; at + LINES * LINE <= bytes; at += LINES * LINE) {
             if (prefetch)
                 for (int i = 0; i < LINES; i++) __builtin_prefetch(from + at + AHEAD + i * LINE);
-            for (int i = 0; i < LINES * LINE / BYTES; i++) {
-                vector read;
-                memcpy(&read, from + at + i * BYTES, BYTES);
-                sums[i] += read;
-            }
+            add_lines(&sums, from + at);
         }
-    uint64_t lanes[sizeof sums / sizeof(uint64_t)], sum = 0;
-    memcpy(lanes, sums, sizeof sums);
-    for (int64_t i = 0; i < (int64_t)(sizeof lanes / sizeof *lanes); i++) sum += lanes[i];
-    return sum;
+    return total(&sums);
 }
 
 // Both return the sum of all words, so that no read is left out; `bytes` is rounded down to whole iterations.
@@ -51,20 +64,13 @@ __attribute__((visibility("default"))) uint64_t NAMED(read_prefetched_, TK_NAME)
 // pages; with each line of one it prefetches that of the next.
 __attribute__((visibility("default"))) uint64_t NAMED(read_pieces_, TK_NAME)(const char *const *pieces, int64_t count,
                                                                              int64_t bytes, int prefetch) {
-    vector sums[LINES * LINE / BYTES] = {0};
+    struct sums sums = {0};
     for (int64_t piece = 0; piece < count; piece++) {
         const char *from = pieces[piece], *next = pieces[piece + 1 < count ? piece + 1 : piece];
         for (int64_t at = 0; at + LINES * LINE <= bytes; at += LINES * LINE) {
             for (int i = 0; prefetch && i < LINES; i++) __builtin_prefetch(next + at + i * LINE, 0, 2);
-            for (int i = 0; i < LINES * LINE / BYTES; i++) {
-                vector read;
-                memcpy(&read, from + at + i * BYTES, BYTES);
-                sums[i] += read;
-            }
+            add_lines(&sums, from + at);
         }
     }
-    uint64_t lanes[sizeof sums / sizeof(uint64_t)], sum = 0;
-    memcpy(lanes, sums, sizeof sums);
-    for (int64_t i = 0; i < (int64_t)(sizeof lanes / sizeof *lanes); i++) sum += lanes[i];
-    return sum;
+    return total(&sums);
 }

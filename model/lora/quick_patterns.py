@@ -5,37 +5,50 @@ server that loads such an adapter would answer no more. So they are tried in a p
 """
 
 import json
+import signal
 import subprocess
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Final
 
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, TkError
 from ...core.process import start_module
 
 MODULE: Final = "tk.model.lora.match_names"
-SECONDS: Final = 10.0  # of which a start on a full machine takes most
+SECONDS: Final = 5.0  # of CPU time: a start from a disk that stalls takes longer, and tells nothing of an expression
+LONGEST_WAIT: Final = 300.0  # seconds for the process, which may be stopped
 
 
 def require_quick(expressions: Collection[str], names: Sequence[str], where: str, seconds: float = SECONDS) -> None:
-    """Raises ConfigError if matching all names with all expressions takes longer than so many seconds.
+    """Raises ConfigError if matching all names with all expressions takes more CPU time than so many seconds.
 
     Args:
         expressions: regular expressions that `re` compiles.
         names: the names to be matched.
         where: the file that the expressions are from, for the error.
-        seconds: the most that it may take, the start of a process included.
+        seconds: the most CPU time that it may take.
+
+    Raises:
+        TkError: the process that tries it was killed, or does not end.
     """
     if not expressions:
         return
     work = json.dumps({"expressions": list(expressions), "names": list(names)}).encode()
-    process = start_module(MODULE, stdin=subprocess.PIPE)
-    try:
-        process.communicate(work, seconds)
-    except subprocess.TimeoutExpired as error:
+    with start_module(MODULE, [str(seconds)], stdin=subprocess.PIPE) as process:
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(work, LONGEST_WAIT)
+        finally:
+            process.kill()
+    code = process.returncode
+    if code == -signal.SIGPROF:
         raise ConfigError(
             f"{where}: matching the names of modules with {', '.join(map(repr, expressions))} takes more than "
             f"{seconds:g} s. Repeat no group that repeats something itself, as (a+)+ does, or list the modules by name."
-        ) from error
-    finally:
-        process.kill()
-        process.wait()
+        )
+    if code:
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        raise TkError(
+            f"{where}: the process that tries the regular expressions of the names of modules {how}. Try again; if it "
+            "comes again, list the modules by name."
+        )

@@ -17,6 +17,7 @@ from tk.core.errors import CheckpointError
 from tk.infer import LLM, AsyncLLM, SamplingParams
 from tk.infer.engine.request.completion import Completion
 from tk.infer.engine.request.request import CacheOptions
+from tk.tests.child_processes import child_ids
 from tk.tests.infer.adapters import OWN, make_adapter, scores, trained_logits
 from tk.tests.model.architectures import ENTRIES
 
@@ -246,8 +247,7 @@ def test_a_folder_of_peft_may_have_the_tokenizer_of_its_base_and_no_other(
 
 def held() -> tuple[int, int]:
     """Returns the resident bytes of this process and its children, and the number of their open files."""
-    tasks = Path("/proc/self/task").iterdir()
-    processes = [str(os.getpid()), *(child for task in tasks for child in (task / "children").read_text().split())]
+    processes = [os.getpid(), *child_ids()]
     pages = (int(Path(f"/proc/{process}/statm").read_text().split()[1]) for process in processes)
     return sum(pages) * os.sysconf("SC_PAGE_SIZE"), sum(len(os.listdir(f"/proc/{each}/fd")) for each in processes)
 

@@ -82,10 +82,8 @@ def wait_for_a_rank_that_does_not_connect() -> str:
     with LinkFactory(Meeting(), timeout=0.1) as links:
         if links.rank == 1:
             return ""
-        start = time.monotonic()
         with pytest.raises(LinkLost) as error:
             links.link([0, 1])
-        assert time.monotonic() - start < 5
         return str(error.value)
 
 

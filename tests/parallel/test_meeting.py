@@ -3,7 +3,6 @@
 import hashlib
 import os
 import signal
-import time
 
 import pytest
 import torch
@@ -127,11 +126,9 @@ def die_before_a_group() -> str:
     with pytest.MonkeyPatch.context() as patch:
         if dist.get_rank() == 1:
             patch.setattr(Meeting, "host_ranks", lambda meeting: os.kill(os.getpid(), signal.SIGKILL))
-        start = time.monotonic()
         with pytest.raises(RuntimeError) as error:
-            Mesh.build(Layout(tp=2), 2, timeout_seconds=60)
+            Mesh.build(Layout(tp=2), 2, timeout_seconds=3600)  # longer than any test
     assert is_peer_loss(error.value)
-    assert time.monotonic() - start < 30
     raise error.value
 
 

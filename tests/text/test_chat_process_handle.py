@@ -1,15 +1,19 @@
 """A process that renders: its answers, and the ways in which it ends."""
 
+import itertools
 import os
 import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tk.tests.child_processes import child_ids, command_of
+from tk.text import chat_process_handle
 from tk.text.chat_process_handle import ChatProcess, ChatProcessEnded
 from tk.text.template_files import TemplateSources
 
@@ -42,13 +46,7 @@ def opened() -> Iterator[Open]:
 
 def child() -> int:
     """The process id of the only child of this process that renders."""
-    own = [
-        int(entry.parent.name)
-        for entry in Path("/proc").glob("[0-9]*/stat")
-        if entry.read_text().rpartition(")")[2].split()[1] == str(os.getpid())
-        and b"chat_process" in (entry.parent / "cmdline").read_bytes()
-    ]
-    [process] = own
+    [process] = [each for each in child_ids() if b"chat_process" in command_of(each)]
     return process
 
 
@@ -69,11 +67,32 @@ def test_one_that_takes_too_much_time_of_the_cpu_says_so(opened: Open) -> None:
     assert slow == ["loop"]
 
 
-def test_one_that_computes_on_a_busy_machine_does_not_hang(opened: Open) -> None:
-    process = opened(cpu_seconds=1.5, wall_seconds=1.0)  # as if others had most of the time
+def test_one_that_computes_on_a_busy_machine_does_not_hang(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = opened(wall_seconds=1.0)
+
+    def clock() -> float:
+        return 4 * process._cpu_time()  # as if others had three quarters of the time
+
+    monkeypatch.setattr(chat_process_handle, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(chat_process_handle, "_COMPUTING", 0.0002)  # 0.2 of 1000 s, of which it takes 0.25
     with pytest.raises(ChatProcessEnded, match="did not answer within 1 s") as end:
-        process.ask(request("loop"), 0.01)
+        process.ask(request("loop"))
     assert end.value.took_too_long
+
+
+def test_the_time_in_which_the_asking_process_is_stopped_does_not_count(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, hours = opened(wall_seconds=60.0), itertools.count(step=3600)
+    monkeypatch.setattr(chat_process_handle, "time", SimpleNamespace(monotonic=lambda: float(next(hours))))
+    assert process.ask(request("a")) == {"text": "</s>a"}
+
+
+def test_the_start_has_a_time_of_its_own(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(wall_seconds=0.001)  # less than a start takes
+    monkeypatch.setattr(chat_process_handle, "START_SECONDS", 0.0)
+    with pytest.raises(ChatProcessEnded, match="did not answer within 0 s"):
+        opened()
 
 
 @pytest.mark.parametrize("content", ["a", pytest.param("a" * (1 << 20), marks=pytest.mark.matrix)])

@@ -4,13 +4,13 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tk.core.errors import CheckpointError, ConfigError, WorkerDied
+from tk.tests.child_processes import child_ids, command_of
 from tk.text.chat_renderer import MOST_PROCESSES, ChatRenderer
 from tk.text.chat_template import ChatTemplate
 from tk.text.template_files import TemplateSources
@@ -100,11 +100,9 @@ def asked(kind: str) -> list[dict[str, Any]]:
 def rendering(known: Collection[int] = ()) -> int:
     """The process id of a child of this process that renders, and is none of the known ones, once there is one."""
     while True:
-        for child in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
-            for process in map(int, child.read_text().split()):
-                with suppress(OSError):
-                    if b"chat_process" in Path(f"/proc/{process}/cmdline").read_bytes() and process not in known:
-                        return process
+        for process in child_ids():
+            if b"chat_process" in command_of(process) and process not in known:
+                return process
 
 
 def test_closing_does_not_wait_for_a_template(opened: Open) -> None:

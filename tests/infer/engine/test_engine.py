@@ -1,10 +1,10 @@
 """The engine with its worker processes, against `transformers` on the same random weights."""
 
 import threading
-import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +26,7 @@ from tk.infer.engine.options import EngineOptions
 from tk.infer.engine.planning import memory_plan
 from tk.infer.engine.request.events import Delta, Done, Event, Failed, Finished, FinishReason, ModelInfo, Started
 from tk.infer.engine.request.request import Request
+from tk.tests.clock import Clock
 from tk.tests.infer.engine.free_blocks import num_free_blocks
 from tk.tests.infer.serve.serving import stopped
 
@@ -224,15 +225,15 @@ def test_abort_frees_everything(llm: LLM) -> None:
     assert [type(event) for event in sinks["abort-0"].events].count(Failed) == 1
 
 
-def test_a_passed_deadline_ends_a_request(llm: LLM) -> None:
-    params = SamplingParams(max_new_tokens=600, ignore_eos=True)
+def test_a_passed_deadline_ends_a_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, params = Clock(), SamplingParams(max_new_tokens=600, ignore_eos=True)
+    monkeypatch.setattr("tk.infer.engine.schedule.live_table.time", SimpleNamespace(monotonic=clock))
     late = Sink()
     with pytest.raises(DeadlinePassed, match="request late is not expected"):
-        llm.engine.submit(Request((1, 2), params, "late", deadline=time.monotonic() - 1), late)
+        llm.engine.submit(Request((1, 2), params, "late", deadline=clock.now - 1), late)
     assert not late.events
-    deadline = time.monotonic() + 1.0
-    running = Sink(lambda: time.sleep(max(0.0, deadline - time.monotonic())))  # else it may end before
-    llm.engine.submit(Request((1, 2), params, "soon", deadline=deadline), running)
+    running = Sink(lambda: setattr(clock, "now", 1e9))  # at its first token
+    llm.engine.submit(Request((1, 2), params, "soon", deadline=1e6), running)
     assert isinstance(running.error(), DeadlinePassed)
     assert llm.engine.num_live == 0
 

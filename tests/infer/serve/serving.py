@@ -8,10 +8,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tk.tests.child_processes import child_ids
 
 READY_SECONDS = 90.0
 WAIT_SECONDS = 60.0
@@ -65,15 +66,7 @@ class Command:
 
     def worker_ids(self) -> list[int]:
         """Process ids of its children."""
-        children = []
-        for entry in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                fields = entry.read_text().rpartition(")")[2].split()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if int(fields[1]) == self.process.pid:
-                children.append(int(entry.parent.name))
-        return children
+        return child_ids(self.process.pid)
 
     def close(self) -> None:
         if self.process.poll() is None:

@@ -48,21 +48,22 @@ def test_draining_refuses_new_requests_and_finishes_live_ones(
     assert engine.aborted == []
 
 
-def test_draining_waits_for_readers_that_the_engine_has_outrun(
-    server: ServerThread, stub: Any, engine: FakeEngine
-) -> None:
+def test_draining_waits_for_readers_that_the_engine_has_outrun(server: ServerThread, engine: FakeEngine) -> None:
     num_deltas, text = 20, "x" * 600_000
     large: list[Event] = [Delta(0, text, (1,) * MAX_TOKENS_PER_DELTA)] * num_deltas
     engine.script = lambda request: [started(request), *large, finished(), Done()]
-    call = stub.Generate(pb.GenerateRequest(text="hi"), timeout=WAIT_SECONDS)
-    next(call)
-    engine.wait_for(lambda e: e.num_live == 0)
-    engine.settle()
-    drained = server.start(server.server.drain())
-    assert stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=WAIT_SECONDS).name == "fake"
-    assert not drained.done()
-    assert sum(len(response.delta.text) for response in call) == num_deltas * len(text)
-    drained.result(WAIT_SECONDS)
+    options = [("grpc.http2.bdp_probe", 0)]  # else a client whose pings are slow takes all of it before it is read
+    with grpc.insecure_channel(server.target, options) as channel:
+        stub = GenerationStub(channel)
+        call = stub.Generate(pb.GenerateRequest(text="hi"), timeout=WAIT_SECONDS)
+        next(call)
+        engine.wait_for(lambda e: e.num_live == 0)
+        engine.settle()
+        drained = server.start(server.server.drain(WAIT_SECONDS))
+        assert stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=WAIT_SECONDS).name == "fake"
+        assert not drained.done()
+        assert sum(len(response.delta.text) for response in call) == num_deltas * len(text)
+        drained.result(WAIT_SECONDS)
 
 
 def test_a_request_that_outlives_the_drain_timeout_ends_unavailable(engine: FakeEngine) -> None:

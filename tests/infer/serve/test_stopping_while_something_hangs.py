@@ -17,6 +17,7 @@ from tk.infer.engine.request.prompts import Conversation
 from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import AdminStub
+from tk.tests.child_processes import command_of
 from tk.tests.infer.serve.forced_steps import save_forced_step
 from tk.tests.infer.serve.serving import WAIT_SECONDS, Serving
 from tk.tests.infer.serve.tiny_model import write_tiny_model
@@ -48,17 +49,13 @@ class Hanging:
 
     def _new_children(self) -> set[int]:
         """Returns the new children that run a program of their own: one before that would also stop its server."""
-        servers = _command(self.serving.process.pid)
-        return {child for child in set(self.serving.worker_ids()) - self._workers if _command(child) != servers}
+        others = (b"", command_of(self.serving.process.pid))
+        return {child for child in set(self.serving.worker_ids()) - self._workers if command_of(child) not in others}
 
     def _cpu_time(self) -> float:
         """Returns the seconds of CPU time that the new children have used."""
         fields = [Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split() for child in self._new_children()]
         return sum(int(stat[11]) + int(stat[12]) for stat in fields) / os.sysconf("SC_CLK_TCK")
-
-
-def _command(process: int) -> bytes:
-    return Path(f"/proc/{process}/cmdline").read_bytes()
 
 
 @contextmanager

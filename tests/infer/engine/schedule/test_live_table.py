@@ -1,9 +1,9 @@
 """The live requests: what is refused and when, who ends them, and what they leave behind."""
 
 import threading
-import time
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +14,7 @@ from tk.infer.engine.schedule.live_request import LiveRequest
 from tk.infer.engine.schedule.live_table import LiveTable
 from tk.infer.engine.schedule.scheduler import Scheduler
 from tk.infer.engine.schedule.waiting.admission import Limits
+from tk.tests.clock import Clock
 from tk.tests.infer.engine.schedule.test_live_request import live
 
 
@@ -70,18 +71,20 @@ def test_after_a_close_nothing_is_planned_and_requests_are_refused() -> None:
         requests.add(named("b"))
 
 
-def test_the_engines_thread_ends_what_others_cancel_and_what_is_too_late() -> None:
+def test_the_engines_thread_ends_what_others_cancel_and_what_is_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("tk.infer.engine.schedule.live_table.time", SimpleNamespace(monotonic=clock))
     requests, cancelled, late = table(), list[Event](), list[Event]()
     calls: list[str] = []
     requests.after_events.append(lambda: calls.append("sent"))
     requests.end_unwanted()
     assert calls == []
     requests.add(named("a", cancelled))
-    requests.add(named("b", late, time.monotonic() + 0.01))
+    requests.add(named("b", late, clock.now + 1))
     assert not requests.cancel(("", "nothing"))
     assert requests.cancel(("", "a"))
     assert (cancelled, len(requests)) == ([], 2)
-    time.sleep(0.02)
+    clock.now += 2
     requests.end_unwanted()
     assert isinstance(error_of(cancelled), Cancelled)
     assert isinstance(error_of(late), DeadlinePassed)

@@ -209,7 +209,7 @@ def test_a_second_signal_ends_a_server_whose_collector_hangs_within_a_second(
             begun = time.monotonic()
             code, _, _ = serving.end(signal.SIGTERM)
         assert code == 130
-        assert time.monotonic() - begun < 10  # some 0.5 s where the machine has time for it
+        assert time.monotonic() - begun < 25  # some 0.5 s if the machine has time; the exporter tries for half a minute
     finally:
         serving.close()
         collector.close()

@@ -1,4 +1,6 @@
-"""exp and log made of IEEE operations against numpy's, and sums that do not depend on their order."""
+"""exp and log made of IEEE operations against others, and sums that do not depend on their order."""
+
+import math
 
 import numpy as np
 import pytest
@@ -29,5 +31,6 @@ def test_sums_of_weights_do_not_depend_on_their_order(vocab_size: int) -> None:
 def test_log_is_log() -> None:
     values = np.concatenate([10.0 ** np.linspace(-40, 40, 10001), 1 + np.linspace(-0.5, 0.5, 10001)])
     values = np.append(values, [1 - 2.0**-33, 2.0**-33, 1.0])
-    np.testing.assert_allclose(log(values), np.log(values), rtol=3e-16, atol=0)
+    expected = [math.log(value) for value in values]  # numpy's is less exact in some releases
+    np.testing.assert_allclose(log(values), expected, rtol=3e-16, atol=0)
     assert log(values)[-1] == 0

@@ -19,6 +19,7 @@ from tk.infer.engine.kernels.native.packed import shared_weights
 from tk.infer.engine.kernels.native.packed.folder import PackedFolder
 from tk.infer.engine.kernels.native.packing import PackedWeights
 from tk.infer.engine.worker.worker import load
+from tk.tests.child_processes import child_ids
 from tk.tests.infer.engine.kernels.native.running import BEST, NUM_BLOCKS, logits
 from tk.tests.infer.history import BLOCK_SIZE
 from tk.tests.model.architectures import ENTRIES, VOCAB
@@ -152,8 +153,7 @@ def test_torch_kernels_have_no_packed_weights(tmp_path: Path) -> None:
 
 def mapped() -> set[str]:
     """Returns the lines of packed files that child processes of this one have mapped: process, inode and path."""
-    children = {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
-    lines = [(pid, line) for pid in children for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    lines = [(pid, line) for pid in child_ids() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
     return {f"{pid} {line.split(maxsplit=4)[4]}" for pid, line in lines if line.endswith(".packed")}
 
 
