@@ -36,6 +36,7 @@ class StepLoop:
     def __init__(self, live: LiveTable, workers: WorkerGroup, draft: DraftModel | None = None) -> None:
         self._live, self._workers, self.draft = live, workers, draft
         self._in_flight: StepInFlight | None = None
+        self._due: dict[LiveRequest, None] = {}  # those with events that are not sent yet
         self._errands: deque[Callable[[], object]] = deque()
         self._begun = 0.0  # when the workers began to compute it
         self._consumed: float | None = None  # when they had computed the one before; None: they had nothing to do
@@ -55,8 +56,8 @@ class StepLoop:
         """Sends the next step, consumes the results of the one before it, or sleeps if there is neither.
 
         So the workers compute while this thread sends events and plans. Steps are carried out in order: blocks that one
-        in flight touches can be given away. One with proposals is consumed first, and one behind which a draft goes on.
-        Returns False at the end.
+        in flight touches can be given away. One with proposals is consumed first, and one behind which a draft goes on;
+        then events are sent while the draft or the next step is computed. Returns False at the end.
         """
         before, self._in_flight = self._in_flight, None
         if before is not None and (before.has_proposals or self._errands or self._awaits_tokens()):
@@ -70,7 +71,7 @@ class StepLoop:
         if planned is None:
             return False
         if planned and self.draft is not None:
-            planned = self.draft.fill(planned)
+            planned = self.draft.fill(planned, self._deliver)
         if planned:
             step = prepare_step(planned, self._live.batch)
             self._live.record_step(step)
@@ -83,9 +84,10 @@ class StepLoop:
             self._in_flight = step
             if before is None:
                 self._send_masks()
-        self._live.events_sent()
+        self._deliver()
         if before is not None:
             self._consume(before)
+            self._deliver()
         elif not planned:
             self._consumed = None
             self._workers.watch.rest()
@@ -101,7 +103,7 @@ class StepLoop:
         self._workers.watch.begin(partial(self._live.predict, step.chunks))
 
     def _consume(self, step: StepInFlight) -> None:
-        """Waits for the results of a step and sends its events."""
+        """Waits for the results of a step and takes them; its events are due then, but for those of ended requests."""
         result = self._receive(step)
         now = time.monotonic()
         drafting = 0.0 if self.draft is None else self.draft.seconds  # before this step, with results at hand
@@ -110,11 +112,10 @@ class StepLoop:
         self._consumed = now
         if self._in_flight is not None:  # the workers know it already
             self._begin(self._in_flight)
-        touched: dict[LiveRequest, None] = {}
         for index, row in enumerate(step.rows):
             if row.is_void:
                 continue
-            touched[request := row.request] = None
+            self._due[request := row.request] = None
             if index in step.failed:
                 self._live.fail(request, step.failed[index])
             elif not result.finite[index]:
@@ -124,11 +125,14 @@ class StepLoop:
             else:
                 self._live.add_token(row, result, index)
         self._send_masks()
-        for request in touched:
-            if request.is_over:
-                self._live.end(request)
-            else:
-                request.deliver()
+        for request in [each for each in self._due if each.is_over]:
+            self._live.end(request)
+
+    def _deliver(self) -> None:
+        """Sends the events that are due."""
+        due, self._due = self._due, {}
+        for request in due:
+            request.deliver()
         self._live.events_sent()
 
     def _send_masks(self) -> None:

@@ -28,11 +28,13 @@ class DecodedAhead:
         tokens: the tokens of its last step, int32 [R]; None: the engine chooses them, and has not yet.
         has_next: whether it took `NEXT_STEP` from the channel, for the step that follows when the tokens are known.
         new_blocks: the spans that went on in a new block, and the blocks, in their order: int32 [.., 2].
+        newest: see `PersistentBatch.leave`, where `GivenTokens` left the plan behind; None: nothing did.
     """
 
     tokens: Array | None
     has_next: bool = False
     new_blocks: Array = field(default_factory=lambda: np.empty((0, 2), np.int32), compare=False)
+    newest: Array | None = field(default=None, compare=False)
 
 
 class Backend(Protocol):
@@ -70,12 +72,11 @@ class Backend(Protocol):
     def decode_ahead(self, plan: RunningPlan, channel: Channel) -> DecodedAhead | None:
         """Computes further steps, and sends their results, as long as the engine's next frame is `NEXT_STEP`.
 
-        Only backends that can do so without the worker have it. Some also take that frame with new blocks. If rows have
-        candidates, the tokens that the engine chooses must come behind it. Returns None if nothing has changed.
+        Only backends that can do so without the worker have it. Some also take it with new blocks, or `GivenTokens`. If
+        rows have candidates, the tokens that the engine chooses must come behind it. None: nothing has changed.
 
         Args:
             plan: the plan of the last step, whose results were sent; it advances.
-            channel: the rank's socket to the engine.
         """
         return None
 

@@ -10,7 +10,7 @@ from ....core.casts import Array
 from ..request.sampling_params import SamplingParams
 from ..step.sampling_rows import NO_LOGPROBS, NO_MASK, OPTION_COLUMNS, WITH_CANDIDATES, ScoredRow
 from ..step.slot_entries import TokenCounts
-from ..step.step_message import NEXT_TOKENS, OPENED, NextTokens, StepMessage
+from ..step.step_message import NEXT_TOKENS, OPENED, GivenTokens, NextTokens, StepMessage
 from .samples.sample import UNKNOWN, Sample, ScheduledChunk, Status
 
 
@@ -37,7 +37,8 @@ class BatchWriter:
     def __init__(self, num_slots: int) -> None:
         self._free = list(range(num_slots - 1, -1, -1))
         self._slots: dict[Sample, _Slot] = {}
-        self._decoding: list[tuple[Sample, _Slot]] = []  # of the step before, if `NextTokens` could follow it
+        self._going: list[tuple[Sample, _Slot]] = []  # of the step before, if `GivenTokens` could follow it
+        self._is_decoding = False  # whether `NextTokens` could, too
 
     def can_write(self, chunk: ScheduledChunk) -> bool:
         """Returns whether a chunk can be computed before the sample's last token is known.
@@ -57,11 +58,11 @@ class BatchWriter:
         slot = self._slots.pop(sample, None)
         if slot is not None:
             self._free.append(slot.number)
-            self._decoding = []
+            self._going = []
 
     def write(
         self, chunks: Sequence[ScheduledChunk], scored: Sequence[ScoredRow] = (), with_candidates: bool = False
-    ) -> StepMessage | NextTokens:
+    ) -> StepMessage | NextTokens | GivenTokens:
         """Returns the message of a step.
 
         Args:
@@ -70,28 +71,50 @@ class BatchWriter:
             with_candidates: whether rows may have candidates instead of masks; the same as in the step before if that
                 decoded the same samples.
         """
-        if not scored and self._only_decode(chunks):
-            blocks = self._new_blocks()
-            return NextTokens(_ints(blocks).reshape(-1, 2)) if blocks else NEXT_TOKENS
+        if not scored and self._only_go_on(chunks):
+            if self._is_decoding and self._only_decode(chunks):
+                blocks = self._new_blocks()
+                return NextTokens(_ints(blocks).reshape(-1, 2)) if blocks else NEXT_TOKENS
+            if all(each.is_last and not each.sure and each.sample.output.matcher is None for each in chunks):
+                return self._given(chunks)
         return self._changes(chunks, scored, with_candidates)
 
-    def _only_decode(self, chunks: Sequence[ScheduledChunk]) -> bool:
-        """Returns whether chunks compute just the tokens that the step before samples."""
-        return len(chunks) == len(self._decoding) and all(
+    def _only_go_on(self, chunks: Sequence[ScheduledChunk]) -> bool:
+        """Returns whether chunks are of the samples of the step before, with nothing new but their blocks."""
+        return len(chunks) == len(self._going) and all(
             chunk.sample is sample
-            and chunk.length == 1
-            and sample.output.tokens[-1] == UNKNOWN
             and not (table := sample.table).twins
             and table.fork is None
             and slot.preemptions == sample.preemptions
-            and len(table.blocks) <= slot.num_blocks + 1
-            for chunk, (sample, slot) in zip(chunks, self._decoding, strict=True)
+            for chunk, (sample, slot) in zip(chunks, self._going, strict=True)
         )
+
+    def _only_decode(self, chunks: Sequence[ScheduledChunk]) -> bool:
+        """Returns whether chunks compute just the tokens that the step before samples."""
+        return all(
+            chunk.length == 1
+            and sample.output.tokens[-1] == UNKNOWN
+            and len(sample.table.blocks) <= slot.num_blocks + 1
+            for chunk, (sample, slot) in zip(chunks, self._going, strict=True)
+        )
+
+    def _given(self, chunks: Sequence[ScheduledChunk]) -> GivenTokens:
+        spans, tokens, blocks = (array("i") for _ in range(3))
+        for i, (chunk, (sample, slot)) in enumerate(zip(chunks, self._going, strict=True)):
+            num_rows, table = 1 + len(chunk.proposals), sample.table.blocks
+            spans.extend((chunk.start, chunk.length, len(sample.output.tokens), num_rows))
+            tokens.extend(sample.tokens(chunk.start, chunk.stop))
+            tokens.extend(chunk.proposals)
+            for place in range(slot.num_blocks, len(table)):
+                blocks.extend((i, place, table[place]))
+            slot.num_blocks = len(table)
+        self._is_decoding = len(tokens) == len(chunks)
+        return GivenTokens(_ints(spans).reshape(-1, 4), _ints(tokens), _ints(blocks).reshape(-1, 3))
 
     def _new_blocks(self) -> "array[int]":
         """Returns the numbers of the spans that have a new block, and the blocks, in turn."""
         blocks = array("i")
-        for i, (sample, slot) in enumerate(self._decoding):
+        for i, (sample, slot) in enumerate(self._going):
             if len(sample.table.blocks) > slot.num_blocks:
                 slot.num_blocks += 1
                 blocks.extend((i, sample.table.blocks[-1]))
@@ -100,7 +123,7 @@ class BatchWriter:
     def _changes(
         self, chunks: Sequence[ScheduledChunk], scored: Sequence[ScoredRow], with_candidates: bool
     ) -> StepMessage:
-        decoding: list[tuple[Sample, _Slot]] = []
+        going: list[tuple[Sample, _Slot]] = []
         spans, tokens, blocks, twins, forks = (array("i") for _ in range(5))
         opened: list[tuple[int, Sample]] = []
         num_masks = 0
@@ -138,9 +161,10 @@ class BatchWriter:
             length, num_new = chunk.length, len(output.tokens) + num_sure
             spans.extend((slot.number, start, length, length - is_fed, num_new, num_rows, num_added, mask))
             num_masks += num_rows if is_masked else 0
-            if length == num_rows == 1 and slot.is_plain:
-                decoding.append((sample, slot))
-        self._decoding = decoding if len(decoding) == len(chunks) and not (twins or forks or scored) else []
+            if num_rows and slot.is_plain:
+                going.append((sample, slot))
+        self._going = going if len(going) == len(chunks) and not (twins or forks or scored) else []
+        self._is_decoding = sum(spans[2::8]) == sum(spans[5::8]) == len(chunks)
         rows = array("i", [value for row in scored for value in (row.token, row.target, row.num_top)])
         return StepMessage(
             _ints(spans).reshape(-1, 8),

@@ -47,10 +47,12 @@ class Channel:
     Attributes:
         connection: the socket; it blocks.
         answers: whether this rank sends results.
+        waits: whether a backend that decodes ahead may wait for the engine's next frame.
     """
 
     connection: socket.socket
     answers: bool
+    waits: bool = False
 
     def receive(self) -> Frame | None:
         """Waits for the next whole frame; returns None if the engine has ended."""

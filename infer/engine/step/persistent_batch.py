@@ -9,7 +9,7 @@ from ....core.integers import ceil_div
 from .running_plan import NO_ADAPTER, RunningPlan
 from .sampling_rows import OPTION_COLUMNS, SampledRows, SamplingRows
 from .slot_entries import SlotEntries
-from .step_message import NextTokens, StepMessage
+from .step_message import GivenTokens, Message, StepMessage
 
 # The columns of a slot; SamplingRows has them per row, but for the adapter.
 _OPTIONS: Final = {
@@ -33,40 +33,64 @@ class PersistentBatch:
         self._last = np.zeros(0, np.int32)  # the token that was sampled last
         self._options = {name: np.zeros(0, dtype) for name, dtype in _OPTIONS.items()}
         self._entries = SlotEntries()
-        self._plan: RunningPlan | None = None  # the last one
+        self._generation = 0  # of the last plan
+        self._plan: RunningPlan | None = None  # the last one, if it can advance to the next
+        # the slot of each span of the last step, and the position of its last token and the number of its new one
+        self._spans: Array = np.empty((0, 3), np.int32)
         self._sampled = SampledRows(*[np.empty(0, np.int32)] * 5)  # its rows that sample
         self._places: Array = np.empty(0, np.int64)  # their numbers among all rows
         self._own: Array = np.empty(0, np.int32)  # their own tokens
 
-    def plan(self, message: StepMessage | NextTokens) -> RunningPlan:
+    def plan(self, message: Message) -> RunningPlan:
         """Applies the changes of a step's message and returns the step's plan. `feed` must follow before the next.
 
         The plan of `NextTokens` is that of the step before, advanced; with new blocks it gets another generation.
         """
+        if isinstance(message, GivenTokens):
+            return self._new_plan(message.of_slots(self._spans[:, 0]))
         if isinstance(message, StepMessage):
-            generation = 1 if self._plan is None else self._plan.generation + 1
-            self._plan = self._new_plan(message, generation)
-            return self._plan
-        plan, slots = self._plan, self._sampled.slot
-        assert plan is not None, "a first step has spans"
+            return self._new_plan(message)
+        plan = self._plan
+        if plan is None:
+            return self._new_plan(self._following(message.blocks))
         if len(message.blocks):
             self.extend(message.blocks)
-            plan.generation += 1
-        plan.advance(self._last[slots], self._block_size)
+            plan.generation = self._generation = self._generation + 1
+        plan.advance(self._last[self._spans[:, 0]], self._block_size)
         return plan
+
+    def leave(self, newest: Array) -> None:
+        """Takes the place of `feed` where a backend has gone on with `GivenTokens`, and left the last plan behind.
+
+        Args:
+            newest: the position, the number and the token that was sampled last, of each span: int32 [S, 3]; [0, 3]
+                where the engine gives all tokens of the next step.
+        """
+        self._plan = None
+        if len(newest):
+            self._spans[:, 1:] = newest[:, :2]
+            self._last[self._spans[:, 0]] = newest[:, 2]
+
+    def _following(self, blocks: Array) -> StepMessage:
+        """Returns the message that says what `NextTokens` with these blocks does."""
+        slot, position, number = self._spans.T
+        ones = np.ones_like(slot)
+        spans = np.stack([position + 1, ones, number + 1, ones], axis=1)
+        return GivenTokens(spans, -ones, np.insert(blocks, 1, 0, axis=1)).of_slots(slot)
 
     def extend(self, blocks: Array) -> None:
         """Takes new blocks of spans of the last plan, in their order, each behind its span: int32 [.., 2].
 
         The plan's tables get them, too. A backend that has them already goes on with the plan, whose generation stays.
         """
-        if not len(blocks) or self._plan is None:
+        if not len(blocks):
             return
-        slots = self._sampled.slot  # each span has one row
+        slots = self._spans[:, 0]
         ordered = blocks[np.argsort(blocks[:, 0], kind="stable")]
         span, num_added = np.unique(ordered[:, 0], return_counts=True)
         self._extend(slots[span], num_added, ordered[:, 1])
-        self._plan.block_tables = self._tables[slots, : self._num_blocks[slots].max()]
+        if self._plan is not None:
+            self._plan.block_tables = self._tables[slots, : self._num_blocks[slots].max()]
 
     def feed(self, token_ids: Array) -> None:
         """Takes the tokens of all rows of the last plan; those after a wrong proposal do not count."""
@@ -77,7 +101,8 @@ class PersistentBatch:
         self._last[slots] = sampled
         self._entries.count(slots, sampled)
 
-    def _new_plan(self, message: StepMessage, generation: int) -> RunningPlan:
+    def _new_plan(self, message: StepMessage) -> RunningPlan:
+        self._generation += 1
         self._open(message)
         slot, start, length, given, number, num_rows, num_added, mask = message.spans.T.copy()
         if len(message.blocks):
@@ -93,7 +118,8 @@ class PersistentBatch:
         widest = int(self._num_blocks[slot].max(initial=0))
         tokens = self._tokens(message.tokens, slot, first, length != given)
         sampled = SampledRows.of(np.stack([slot, first + length - num_rows, number, mask]), num_rows)
-        return RunningPlan(
+        self._spans, self._plan = np.stack([slot, start + length - np.int32(1), number], axis=1), None
+        plan = RunningPlan(
             tokens=tokens,
             positions=positions,
             slots=block * np.int32(self._block_size) + positions % self._block_size,
@@ -102,9 +128,12 @@ class PersistentBatch:
             rows=self._rows(message.scored, tokens, sampled),
             twins=message.twins,
             forks=message.forks[:, 2:],
-            generation=generation,
+            generation=self._generation,
             adapters=self._adapters_of(slot),
         )
+        if plan.can_advance:
+            self._plan = plan
+        return plan
 
     def _adapters_of(self, slot: Array) -> Array:
         """Returns the adapters of slots; none at all if no slot has one."""

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from ....core.casts import Array
-from .sampling_rows import SamplingRows
+from .sampling_rows import SAMPLE, SamplingRows
 
 NO_ADAPTER: Final = -1  # the slot of an adapter of rows without one
 
@@ -81,6 +81,15 @@ class RunningPlan:
     def can_advance(self) -> bool:
         """Whether each span has one token, and that one the only row."""
         return len(self.span_length) == len(self.tokens) == len(self.rows)
+
+    @property
+    def all_sample(self) -> bool:
+        """Whether the rows choose tokens, and each span has some."""
+        rows, stop = self.rows, np.cumsum(self.span_length, dtype=np.int32)
+        return self.can_advance or (
+            bool((rows.target == SAMPLE).all())
+            and bool((np.diff(np.searchsorted(rows.token, stop), prepend=0) > 0).all())
+        )
 
     def advance(self, sampled: Array, block_size: int) -> None:
         """Moves on by a token of each span, int32 [T]. While C decodes ahead, it does the same (c/decode_ahead.h)."""

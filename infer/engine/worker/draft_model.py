@@ -7,7 +7,7 @@ those that are equal. What its prompt or an earlier request's draft has left in 
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ....core.casts import Array
@@ -62,8 +62,14 @@ class DraftModel:
         self._followers, self.batch = {}, BatchWriter(self._max_running)
         return self.workers.restart(self._job, timeout)
 
-    def fill(self, planned: Sequence[tuple[ScheduledChunk, LiveRequest]]) -> list[tuple[ScheduledChunk, LiveRequest]]:
+    def fill(
+        self, planned: Sequence[tuple[ScheduledChunk, LiveRequest]], meanwhile: Callable[[], object] = lambda: None
+    ) -> list[tuple[ScheduledChunk, LiveRequest]]:
         """Returns the chunks of a step with the draft's proposals, where there is room for some.
+
+        Args:
+            planned: the chunks of a step, with room for proposals.
+            meanwhile: is called while the draft computes.
 
         Raises:
             WorkerDied: see `WorkerGroup.receive`.
@@ -73,14 +79,14 @@ class DraftModel:
         self.seconds = 0.0
         if not wanted:
             return [*planned]
-        made = self._propose(wanted)
+        made = self._propose(wanted, meanwhile)
         self.seconds = time.monotonic() - begun
         return [
             (_filled(chunk, made), request) if chunk.sample in wanted else (chunk, request)
             for chunk, request in planned
         ]
 
-    def _propose(self, wanted: dict[Sample, int]) -> dict[Sample, list[int]]:
+    def _propose(self, wanted: dict[Sample, int], meanwhile: Callable[[], object]) -> dict[Sample, list[int]]:
         """Returns tokens that may follow those of samples; none yet of those of which it has more to read first."""
         begun = time.monotonic()
         followers = {sample: self._follow(sample) for sample in wanted}
@@ -95,6 +101,7 @@ class DraftModel:
         rounds = [list(ready), *([each for each, count in ready.items() if count > i] for i in range(1, steps))]
         for those in rounds[1:]:
             self._send([ScheduledChunk(sample, sample.num_computed, 1) for sample in those])
+        meanwhile()
         is_short, read = all(chunk.length <= _CATCHES_UP for chunk in first), begun
         for those in rounds:
             _take(those, self.workers.receive().token_ids)

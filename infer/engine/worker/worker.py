@@ -33,7 +33,7 @@ from ..program.quantization import groupings
 from ..program.weights import load_params
 from ..step.channel import Channel, Frame, error_frame, masks_from, receive, send
 from ..step.persistent_batch import PersistentBatch
-from ..step.step_message import NEXT_TOKENS, NextTokens, StepMessage, decode_message
+from ..step.step_message import NEXT_TOKENS, GivenTokens, NextTokens, StepMessage, decode_message
 from .adapter_loader import AdapterLoader
 
 SWITCH_SECONDS: Final = 0.0005  # for which the loader of adapters may hold Python's lock while a step waits for it
@@ -101,7 +101,7 @@ def _serve(
     ready = {"kernels": backend.kernels, "kv_bytes": backend.kv_bytes, "samples": backend.samples}
     send(connection, Frame("ready", ready))
     put = _start_loader(backend, job, loader, stack)
-    _compute(Channel(connection, answers=job.rank == 0), backend, PersistentBatch(job.block_size), put)
+    _compute(Channel(connection, answers=job.rank == 0, waits=True), backend, PersistentBatch(job.block_size), put)
 
 
 def _start_loader(backend: Backend, job: Job, loader: int | None, stack: ExitStack) -> Callable[[int], object]:
@@ -125,7 +125,7 @@ def _compute(channel: Channel, backend: Backend, batch: PersistentBatch, put_ada
     result. Masks that a step needs before come after it, and before all later steps. Masks with which its rows are
     sampled again come before its tokens.
     """
-    messages: deque[StepMessage | NextTokens] = deque()
+    messages: deque[StepMessage | NextTokens | GivenTokens] = deque()
     knows_tokens = True
     while (frame := channel.receive()) is not None:
         if frame.op == "tokens":
@@ -151,7 +151,9 @@ def _compute(channel: Channel, backend: Backend, batch: PersistentBatch, put_ada
             if ahead is None:
                 continue
             batch.extend(ahead.new_blocks)
-            if ahead.tokens is not None:
+            if ahead.newest is not None:
+                batch.leave(ahead.newest)
+            elif ahead.tokens is not None:
                 batch.feed(ahead.tokens)
             if ahead.has_next:
                 messages.append(NEXT_TOKENS)

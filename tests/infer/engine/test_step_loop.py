@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -15,6 +16,7 @@ from tk.infer.engine.schedule.scheduler import Scheduler
 from tk.infer.engine.schedule.waiting.admission import Limits
 from tk.infer.engine.step.sampler_output import SamplerOutput
 from tk.infer.engine.step_loop import StepLoop
+from tk.infer.engine.worker.draft_model import DraftModel
 from tk.infer.engine.worker.worker_group import WorkerGroup
 from tk.tests.infer.engine.schedule.test_live_request import live
 from tk.tests.infer.engine.schedule.test_step_in_flight import OneToken
@@ -82,6 +84,34 @@ def test_a_step_is_sent_before_the_results_of_the_one_before_are_known() -> None
     assert workers.seen[-1] == "sleep"
     table.close()
     assert not loop.turn()
+
+
+class Recorded(list[Event]):
+    """Events, of which those with tokens are recorded among the calls of workers."""
+
+    def __init__(self, seen: list[str]) -> None:
+        self._seen = seen
+
+    def append(self, event: Event) -> None:
+        super().append(event)
+        self._seen += ["event"] * isinstance(event, Delta)
+
+
+def test_events_are_sent_while_the_draft_computes() -> None:
+    workers = Workers()
+
+    def fill(planned: list[Any], meanwhile: Callable[[], object]) -> list[Any]:
+        workers.seen.append("draft")
+        meanwhile()
+        return planned
+
+    loop, table = loop_of(workers, live(Recorded(workers.seen), max_new_tokens=3))
+    loop.draft = cast(DraftModel, SimpleNamespace(fill=fill, seconds=0.0))
+    table.await_tokens = lambda: True  # type: ignore[method-assign]
+    while len(table):
+        assert loop.turn()
+    between = ["receive", "draft", "event", "send"]
+    assert workers.seen == ["draft", "send", *between, *between, "receive", "event", "sleep"]
 
 
 def test_a_request_whose_logits_are_not_finite_fails_alone() -> None:

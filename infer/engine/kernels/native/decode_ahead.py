@@ -5,7 +5,7 @@ writes the frames of step/channel.py.
 """
 
 from collections.abc import Sequence
-from ctypes import addressof
+from ctypes import POINTER, addressof, c_int32, cast
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,10 +16,12 @@ from ...step.channel import HEADER, NEXT_STEP, Channel, masks_frame, result_fram
 from ...step.running_plan import RunningPlan
 from ...step.sampler_output import NUM_CANDIDATES, SamplerOutput
 from ...step.sampling_rows import SamplingRows
-from ..sampler.block import SamplingBatch
-from .binding.structures import EngineChannel, NativeModel, StepArrays
+from ..sampler.block import OPTIONS, SamplingBatch
+from .binding.structures import EngineChannel, NativeModel, RowOption, StepArrays
 
 _NO_MASKS: Final = np.empty((0, 0), np.uint32)
+_NUMBERED: Final = dict.fromkeys(("new_number", "mask"))  # options that C sets by itself, and so knows by their place
+_FRAME_BYTES: Final = 64  # of a row, in the frames that C takes: its span, its tokens, and new blocks
 _NEW_BLOCKS: Final = 16  # of a span, for which C has room while it decodes ahead
 
 
@@ -78,8 +80,16 @@ class EngineExchange:
         room = bytes(capacity * (4 + 1 + 4 * NUM_CANDIDATES))
         self.channel = channel
         self._result = np.frombuffer(bytearray(result + room), np.uint8)
-        self._frame: Array = np.zeros(len(NEXT_STEP) + 8 * capacity, np.uint8)
+        self._frame: Array = np.zeros(len(NEXT_STEP) + _FRAME_BYTES * capacity, np.uint8)
         self._added: Array = np.zeros((_NEW_BLOCKS * capacity, 2), np.int32)
+        self._given: Array = np.zeros((len(EngineChannel().given), capacity), np.int32)
+        self._columns = {name: np.zeros((2, capacity), OPTIONS[name]) for name in {**_NUMBERED, **OPTIONS}}
+        self._options = (RowOption * len(OPTIONS))(
+            *(
+                RowOption(batch.address_of(name), *(each.ctypes.data for each in column), column.itemsize)
+                for name, column in self._columns.items()
+            )
+        )
         self.arguments = EngineChannel(
             descriptor=channel.connection.fileno(),
             answers=channel.answers,
@@ -93,7 +103,12 @@ class EngineExchange:
             frame_bytes=self._frame.nbytes,
             added=self._added.ctypes.data,
             most_added=len(self._added),
+            waits=channel.waits,
+            capacity=capacity,
+            num_options=len(OPTIONS),
+            options=addressof(self._options),
         )
+        self.arguments.given[:] = [each.ctypes.data for each in self._given]
         self.arguments.next_step[:] = NEXT_STEP
         self.arguments.tokens[:] = tokens_frame(none).encode()
         self.arguments.again[:] = masks_frame(_NO_MASKS, none).encode()[: HEADER.size - 4]  # up to the body's size
@@ -107,6 +122,16 @@ class EngineExchange:
     def address(self) -> int:
         """The address of the arguments, for `NativeModel.channel`."""
         return addressof(self.arguments)
+
+    def newest(self, model: NativeModel, tokens: Array) -> Array | None:
+        """Returns what `DecodedAhead` has of the last call, whose last step chose these tokens."""
+        num_spans = model.step.spans
+        if not self.arguments.has_left:
+            return None
+        if model.step.tokens != num_spans:
+            return np.empty((0, 3), np.int32)
+        numbers = np.ctypeslib.as_array(cast(self.arguments.numbers, POINTER(c_int32)), (num_spans,))
+        return np.stack([self._given[1, :num_spans], numbers, tokens], axis=1)
 
     @property
     def new_blocks(self) -> Array:

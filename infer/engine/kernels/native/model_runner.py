@@ -121,7 +121,7 @@ class NativeRunner(Backend):
 
     def decode_ahead(self, plan: RunningPlan, channel: Channel) -> DecodedAhead | None:
         """Computes the engine's next steps within one call into C: see `Backend` and c/decode_ahead.h."""
-        if self._sampler is None or not plan.can_advance:
+        if self._sampler is None or not plan.all_sample:
             return None
         ahead = self._sampler.decode_ahead(plan, channel)
         if ahead is None:
@@ -129,7 +129,10 @@ class NativeRunner(Backend):
         steps = self._weights.kernels.decode_ahead(byref(self._model), byref(ahead.arguments))
         if ahead.arguments.num_candidates:
             return DecodedAhead(None, bool(ahead.arguments.has_next), ahead.new_blocks)
-        return DecodedAhead(self._sampler.output(plan.rows).token_ids, new_blocks=ahead.new_blocks) if steps else None
+        if not steps:
+            return None
+        tokens = self._sampler.tokens(self._model.head_count)
+        return DecodedAhead(tokens, new_blocks=ahead.new_blocks, newest=ahead.newest(self._model, tokens))
 
     def pack_adapter(self, slot: int, adapter: RankAdapter) -> Callable[[], object]:
         """Packs an adapter for a slot: see `Backend`."""

@@ -82,3 +82,7 @@ class StepSampler:
     def output(self, rows: SamplingRows) -> SamplerOutput:
         """Returns the samples of the rows that were prepared last, those of other ranks included."""
         return self._block.output(len(rows), self._most, self._have_candidates)
+
+    def tokens(self, count: int) -> Array:
+        """Returns the tokens that so many rows chose last: int32 [count]."""
+        return self._block.output(count, NO_LOGPROBS).token_ids

@@ -16,7 +16,7 @@ _BLOCK: Final = 64  # tokens that passes over a row handle together
 _TOKEN_BYTES: Final = 20  # a weight, a distance, an id and a logit
 _BLOCK_BYTES: Final = 8  # its largest logit and its number
 _NUMBERS: Final = ("vocab", "row_stride", "mask_stride", "top_width")
-_OPTIONS: Final = {
+OPTIONS: Final = {
     **dict.fromkeys(("target", "num_top", "sample_index", "new_number", "mask"), "<i4"),
     **OPTION_COLUMNS,
     "seed": "<u8",
@@ -39,7 +39,7 @@ class SamplingBatch(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in _NUMBERS),
-        *((name, ctypes.c_void_p) for name in ("logits", "masks", *_OPTIONS, *_STARTS, *_ENTRIES, *_RESULTS)),
+        *((name, ctypes.c_void_p) for name in ("logits", "masks", *OPTIONS, *_STARTS, *_ENTRIES, *_RESULTS)),
     ]
 
     def address_of(self, name: str) -> int:
@@ -82,7 +82,7 @@ class SamplingBlock:
         """
         num_rows = len(rows)
         self._borrowed.clear()
-        for name, dtype in _OPTIONS.items():
+        for name, dtype in OPTIONS.items():
             setattr(self.batch, name, self._borrow(getattr(rows, name), dtype))
         self._enter("bias", rows.bias_row, (rows.bias_token, rows.bias_value), num_rows)
         self._enter("count", rows.count_row, (rows.count_token, rows.count_value), num_rows)
@@ -108,7 +108,7 @@ class SamplingBlock:
         """Sets the entries of each row, which are in the order of the rows."""
         starts = self._starts[f"{kind}_start"]
         if not len(row):
-            starts[: num_rows + 1] = 0
+            starts[:] = 0  # of more rows, too: those that C adds have none
             return
         starts[: num_rows + 1] = np.searchsorted(row, np.arange(num_rows + 1))
         for name, column in zip(("token", "value"), columns, strict=True):

@@ -66,10 +66,11 @@ class DraftPolicy:
         if self._owed > 0 and self._resting == len(samples) and not has_news:
             self._owed -= _PAID_BACK * self._plain_seconds(len(samples))
             return {}
-        rooms = {sample: self._room(sample) for sample in samples}
-        chosen = self._paying(rooms, num_tokens)
+        rooms = {sample: room for sample in samples if (room := self._room(sample)) > 0}
+        chosen = self._paying(rooms, len(samples), num_tokens)
         is_over = self._owed > _PATIENCE * self._plain_seconds(len(samples))
-        self._resting = 0 if chosen and not is_over else len(samples)
+        if rooms:
+            self._resting = 0 if chosen and not is_over else len(samples)
         if self._resting:
             chosen = self._on_trial(rooms) if self._owed <= 0 else {}
         self._are_out = bool(chosen)
@@ -96,23 +97,18 @@ class DraftPolicy:
         made = min(seconds, _MOST * self.scale * num_steps * self.row_cost.seconds(num_rows))
         self._owed += seconds if self._resting else made
 
-    def _paying(self, rooms: Mapping[Sample, int], num_tokens: int) -> dict[Sample, int]:
+    def _paying(self, rooms: Mapping[Sample, int], num_samples: int, num_tokens: int) -> dict[Sample, int]:
         """Returns as many proposals of samples as give most tokens per second, none of samples that seldom gain."""
-        least = self._proposals.row_cost.least_chance(len(rooms))
-        gains = {
-            sample: chance
-            for sample, room in rooms.items()
-            if room > 0 and (chance := self.chance(_record(sample))) > least
-        }
-        count = self._best_count(list(gains.values()), len(rooms), num_tokens) if gains else 0
+        least = self._proposals.row_cost.least_chance(num_samples)
+        gains = {sample: chance for sample in rooms if (chance := self.chance(_record(sample))) > least}
+        count = self._best_count(list(gains.values()), num_samples, num_tokens) if gains else 0
         return {sample: min(count, rooms[sample]) for sample in gains} if count else {}
 
     def _on_trial(self, rooms: Mapping[Sample, int]) -> dict[Sample, int]:
         """Returns proposals for the sample of which the draft has least to read; earlier tokens lose their weight."""
-        able = [sample for sample, room in rooms.items() if room > 0]
-        if not able:
+        if not rooms:
             return {}
-        sample = min(able, key=_lag)
+        sample = min(rooms, key=_lag)
         _record(sample).weaken(_KEPT)
         kept = min(1.0, _WEIGHT / self._seen)
         self._right, self._seen = kept * self._right, kept * self._seen

@@ -10,7 +10,7 @@ from tk.infer.engine.request.sampling_params import SamplingParams
 from tk.infer.engine.schedule.batch_writer import BatchWriter, count_tokens
 from tk.infer.engine.schedule.samples.sample import UNKNOWN, Sample, ScheduledChunk, Status
 from tk.infer.engine.step.sampling_rows import ScoredRow
-from tk.infer.engine.step.step_message import NextTokens, StepMessage
+from tk.infer.engine.step.step_message import GivenTokens, NextTokens, StepMessage
 from tk.tests.infer.engine.schedule.new_sample import new_sample
 
 PROMPT = (10, 11, 12, 13, 10)
@@ -37,6 +37,13 @@ def changes(
     return message
 
 
+def going(batch: BatchWriter, chunks: collections.abc.Sequence[ScheduledChunk]) -> GivenTokens:
+    """Writes a step of the sequences of the step before, with tokens that the engine knows."""
+    message = batch.write(chunks)
+    assert isinstance(message, GivenTokens)
+    return message
+
+
 def chunk(sample: Sample) -> ScheduledChunk:
     """Returns a chunk of all tokens that are not computed, and counts them as computed."""
     found = ScheduledChunk(sample, sample.num_computed, sample.num_uncomputed)
@@ -51,18 +58,23 @@ def test_a_sequence_is_opened_once_and_its_blocks_are_sent_once() -> None:
     assert first.opened[["slot", "temperature", "top_k", "seed"]].tolist() == [(0, 0.5, 9, 5)]
     sample.output.tokens.append(20)
     sample.table.blocks.append(6)
-    second = changes(batch, [chunk(sample)])
-    assert (second.tokens.tolist(), second.blocks.tolist(), len(second.opened)) == ([20], [6], 0)
-    assert second.spans.tolist() == [[0, 5, 1, 1, 1, 1, 1, -1]]
+    second = going(batch, [chunk(sample)])
+    assert (second.tokens.tolist(), second.blocks.tolist()) == ([20], [[0, 3, 6]])
+    assert second.spans.tolist() == [[5, 1, 1, 1]]
+    sample.output.tokens.append(21)
+    assert not len(going(batch, [chunk(sample)]).blocks)
 
 
 def test_a_token_that_only_the_worker_knows_is_not_sent() -> None:
     batch, sample = writer(), running()
     changes(batch, [chunk(sample)])
     sample.output.tokens.append(UNKNOWN)
-    message = changes(batch, [chunk(sample)])
-    assert message.tokens.tolist() == []
-    assert message.spans[:, 2:4].tolist() == [[1, 0]], "one token, of which the message holds none"
+    assert going(batch, [chunk(sample)]).tokens.tolist() == [-1], "the token that it sampled"
+    other = running()
+    sample.output.tokens.append(UNKNOWN)
+    message = changes(batch, [chunk(sample), chunk(other)])
+    assert message.tokens.tolist() == list(PROMPT)
+    assert message.spans[:, 2:4].tolist() == [[1, 0], [5, 5]], "one token, of which the message holds none"
 
 
 def test_a_part_of_a_prompt_samples_nothing() -> None:
@@ -75,9 +87,22 @@ def test_proposals_follow_the_last_token_and_are_sampled_behind() -> None:
     batch, sample = writer(), running()
     changes(batch, [chunk(sample)])
     sample.output.tokens.append(20)
-    message = changes(batch, [ScheduledChunk(sample, 5, 3, (30, 31))])
+    message = going(batch, [ScheduledChunk(sample, 5, 3, (30, 31))])
     assert message.tokens.tolist() == [20, 30, 31]
-    assert message.spans.tolist() == [[0, 5, 3, 3, 1, 3, 0, -1]]
+    assert message.spans.tolist() == [[5, 3, 1, 3]]
+    other = running()
+    sample.output.tokens.append(30)
+    changed = changes(batch, [ScheduledChunk(sample, 6, 2, (31,)), chunk(other)])
+    assert changed.tokens.tolist() == [30, 31, *PROMPT]
+    assert changed.spans.tolist()[0] == [0, 6, 2, 2, 2, 2, 0, -1]
+
+
+def test_a_constraint_s_proposals_are_no_plain_continuation() -> None:
+    batch, sample = writer(), running()
+    sample.output.matcher = cast(Matcher, object())
+    changes(batch, [chunk(sample)])
+    sample.output.tokens.append(20)
+    changes(batch, [ScheduledChunk(sample, 5, 2, (30,))])
 
 
 def test_a_preempted_sequence_is_opened_again_with_all_its_blocks() -> None:
@@ -109,7 +134,7 @@ def test_sequences_that_all_go_on_send_their_new_blocks_alone() -> None:
     changes(batch, [chunk(each) for each in samples])
     for each in samples:
         each.output.tokens.append(20)
-    changes(batch, [chunk(each) for each in samples])
+    going(batch, [chunk(each) for each in samples])
     for each in samples:
         each.output.tokens.append(UNKNOWN)
     samples[1].table.blocks.append(6)

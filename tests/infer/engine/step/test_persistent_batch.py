@@ -18,7 +18,7 @@ from tk.infer.engine.schedule.waiting.admission import Limits
 from tk.infer.engine.step.persistent_batch import PersistentBatch
 from tk.infer.engine.step.running_plan import RunningPlan
 from tk.infer.engine.step.sampling_rows import SAMPLE, SamplingRows, ScoredRow
-from tk.infer.engine.step.step_message import NEXT_TOKENS, NextTokens, decode_message
+from tk.infer.engine.step.step_message import NEXT_TOKENS, GivenTokens, NextTokens, decode_message
 from tk.tests.infer.engine.schedule.new_sample import new_sample
 from tk.tests.infer.full_plan import Planned, full_plan
 
@@ -88,6 +88,7 @@ class Traffic:
         self.batch = PersistentBatch(BLOCK_SIZE)
         self.live: list[Sample] = []
         self.seen: Counter[str] = Counter()
+        self.has_left = False  # the plan of the last step
 
     def arrive(self, number: int) -> None:
         choose = self.random.choice
@@ -178,6 +179,7 @@ class Traffic:
         decoded = decode_message(message)
         if isinstance(decoded, NextTokens):
             self.seen["went on"] += 1
+            self.seen["followed"] += self.has_left
             self.seen["new blocks"] += len(decoded.blocks)
             if self.seen["new blocks"] % 2:  # as a backend that took the message by itself
                 self.batch.extend(decoded.blocks)
@@ -195,7 +197,12 @@ class Traffic:
         ]
         results = np.zeros(len(plan.rows), np.int32)
         results[plan.rows.target == SAMPLE] = tokens
-        self.batch.feed(results)
+        self.has_left = isinstance(decoded, GivenTokens) and self.random.random() < 0.5
+        if self.has_left:  # as a backend that took the message by itself
+            rows = (plan.positions, plan.rows.new_number, results) if plan.can_advance else (results[:0],) * 3
+            self.batch.leave(np.stack(rows, axis=1))
+        else:
+            self.batch.feed(results)
         for chunk in sampling:
             sampled = [tokens.pop(0) for _ in range(chunk.num_sure, len(chunk.proposals) + 1)]
             self.take(chunk, [*chunk.proposals[: chunk.num_sure], *sampled])
@@ -239,6 +246,7 @@ def test_random_traffic_gives_the_plans_without_a_persistent_batch(ahead: int, s
     assert bool(seen["computed in vain"]) == bool(seen["left out"]) == bool(ahead)
     assert (min(seen["accepted"], seen["rejected"]) > 20) == (speculate > 0)
     assert (min(seen["went on"], seen["new blocks"]) > 20) == bool(ahead)
+    assert (seen["followed"] > 5) == bool(ahead)
 
 
 def test_slots_and_tables_grow() -> None:
@@ -300,7 +308,7 @@ def test_tables_get_the_blocks_of_several_steps_at_once() -> None:
     for number in range(2):
         sample = new_sample(number, range(3), 40)
         sample.table.blocks = [number + 1]
-        chunks.append(ScheduledChunk(sample, 0, 3))
+        chunks.append(ScheduledChunk(sample, 2, 1))
     plan = batch.plan(decode_message(writer.write(chunks[::-1]).encode()))
     batch.feed(np.array([8, 9], np.int32))
     generation = plan.generation

@@ -5,7 +5,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from tk.infer.engine.step.step_message import OPENED, NextTokens, StepMessage, decode_message
+from tk.infer.engine.step.step_message import OPENED, GivenTokens, NextTokens, StepMessage, decode_message
 
 
 def message(spans: int, opened: int) -> StepMessage:
@@ -53,3 +53,20 @@ def test_a_continuation_has_its_new_blocks_alone(blocks: list[list[int]]) -> Non
     found = decode_message(data)
     assert isinstance(found, NextTokens)
     assert found.blocks.tolist() == blocks
+
+
+@pytest.mark.parametrize("blocks", [[], [[0, 7, 2], [1, 9, 3]]])
+def test_given_tokens_come_back_and_are_those_of_slots(blocks: list[list[int]]) -> None:
+    spans, tokens = np.array([[5, 3, 1, 3], [9, 1, 4, 1], [2, 2, 0, 1]], np.int32), [8, 30, 31, -1, 6, 7]
+    sent = GivenTokens(spans, np.array(tokens, np.int32), np.array(blocks, np.int32).reshape(-1, 3))
+    found = decode_message(bytearray(sent.encode()))
+    assert isinstance(found, GivenTokens)
+    assert (found.spans.tolist(), found.tokens.tolist(), found.blocks.tolist()) == (spans.tolist(), tokens, blocks)
+    message = found.of_slots(np.array([4, 0, 2], np.int32))
+    added = [1, 1, 0] if blocks else [0, 0, 0]
+    assert message.spans.tolist() == [
+        [4, 5, 3, 3, 1, 3, added[0], -1],
+        [0, 9, 1, 0, 4, 1, added[1], -1],
+        [2, 2, 2, 2, 0, 1, 0, -1],
+    ]
+    assert (message.tokens.tolist(), message.blocks.tolist()) == ([8, 30, 31, 6, 7], [block[2] for block in blocks])

@@ -127,6 +127,17 @@ class StepArrays(Structure):
     )
 
 
+class RowOption(Structure):
+    """`struct row_option`."""
+
+    _fields_ = (
+        ("column", c_void_p),
+        ("rows", c_void_p),
+        ("spans", c_void_p),
+        ("bytes", c_int64),
+    )
+
+
 class EngineChannel(Structure):
     """`struct channel`."""
 
@@ -151,6 +162,12 @@ class EngineChannel(Structure):
         ("added", c_void_p),
         ("most_added", c_int32),
         ("num_added", c_int32),
+        ("waits", c_int32),
+        ("capacity", c_int32),
+        ("has_left", c_int32),
+        ("num_options", c_int32),
+        ("options", c_void_p),
+        ("given", c_void_p * 5),
     )
 
 

@@ -62,19 +62,31 @@ static void add_blocks(struct model *m, struct channel *c, const int32_t *added,
 enum { SIZE_AT = 12, HEADER = 16 };  // of a frame: where it has the size of its body, and where the body begins
 enum { ROWS_AT = 16, CANDIDATES_AT = 24, RESULTS = 28 };  // of that of results: the numbers of both, and the columns
 
-// Whether the engine's next frame is there already, and says just that every span goes on, some of them in a new block;
-// then it is taken. Else it stays, also if there is no room here for its blocks.
-static int consume_next_step(struct model *m, struct channel *c) {
-    ssize_t seen = recv(c->descriptor, c->frame, (size_t)c->frame_bytes, MSG_PEEK | MSG_DONTWAIT);
+// Returns the bytes of the body of the engine's next frame, if that is a step's and all of it is there already: in
+// c->frame, and still to be taken. Else 0.
+static int64_t peek_step(const struct channel *c) {
+    char first;
     uint32_t body;
+    if (c->waits) recv(c->descriptor, &first, 1, MSG_PEEK);  // if it fails, so does the next call
+    ssize_t seen = recv(c->descriptor, c->frame, (size_t)c->frame_bytes, MSG_PEEK | MSG_DONTWAIT);
     if (seen < (ssize_t)sizeof c->next_step || memcmp(c->frame, c->next_step, SIZE_AT)) return 0;
-    if (memcmp(c->frame + HEADER, c->next_step + HEADER, sizeof c->next_step - HEADER)) return 0;
     memcpy(&body, c->frame + SIZE_AT, sizeof body);
-    ssize_t whole = HEADER + (ssize_t)body;
-    int64_t count = (whole - (int64_t)sizeof c->next_step) / 8;
+    return seen < HEADER + (ssize_t)body ? 0 : body;
+}
+
+// Takes the frame that was seen, with a body of so many bytes.
+static int consume_step(const struct channel *c, int64_t body) {
+    return recv(c->descriptor, c->frame, (size_t)(HEADER + body), 0) == HEADER + body;
+}
+
+// Whether the frame that was seen says just that every span goes on, some of them in a new block; then it is taken.
+// Else it stays, also if there is no room here for its blocks.
+static int consume_next_step(struct model *m, struct channel *c, int64_t body) {
+    if (m->step.tokens != m->step.spans) return 0;
+    if (memcmp(c->frame + HEADER, c->next_step + HEADER, sizeof c->next_step - HEADER)) return 0;
+    int64_t count = (HEADER + body - (int64_t)sizeof c->next_step) / 8;
     const int32_t *added = (const int32_t *)(c->frame + sizeof c->next_step);
-    if (seen < whole || !have_room(m, c, added, count) || recv(c->descriptor, c->frame, (size_t)whole, 0) != whole)
-        return 0;
+    if (!have_room(m, c, added, count) || !consume_step(c, body)) return 0;
     add_blocks(m, c, added, count);
     return 1;
 }

@@ -2,8 +2,8 @@
 // once per instruction set, with its flags and its TK_NAME.
 #define _GNU_SOURCE  // syscall, in amx.h
 #include "attention.h"
-#include "decode_ahead.h"
 #include "experts.h"
+#include "given_tokens.h"
 #include "link.h"
 
 #define JOIN(a, b) a##b
@@ -264,16 +264,18 @@ static int receive_tokens(struct model *m, const struct channel *c) {
     }
 }
 
-// Decodes ahead from the last step, which sampled one token of each sequence; returns the number of further steps.
+// Decodes ahead from the last step, each sequence of which sampled a token; returns the number of further steps.
 __attribute__((visibility("default"))) int32_t NAMED(tk_decode_ahead_, TK_NAME)(struct model *m, struct channel *c) {
     int32_t steps = 0;
-    c->has_next = c->num_added = 0;
-    while (consume_next_step(m, c)) {
-        if (c->num_candidates && !receive_tokens(m, c)) {
-            c->has_next = 1;
-            break;
-        }
-        advance(m, c);
+    c->has_next = c->num_added = c->has_left = 0;
+    for (int64_t body; (body = peek_step(c)) > 0;) {
+        if (consume_next_step(m, c, body)) {
+            if (c->num_candidates && !receive_tokens(m, c)) {
+                c->has_next = 1;
+                break;
+            }
+            advance(m, c);
+        } else if (!consume_given(m, c, body)) break;
         tk_pool_run(m->pool, run_step, m);
         steps++;
         if (!send_result(m, c)) break;  // the worker sees the end, too

@@ -110,6 +110,14 @@ struct step {
     int64_t table_blocks;       // of each span in `tables`, with room for those that come while C decodes ahead
 };
 
+struct row_option {      // a column of the sampler's options
+    void **column;       // where the sampler finds it
+    char *rows, *spans;  // room for the values of rows, and of the first row of each span, while tokens are given
+    int64_t bytes;       // of a value
+};
+
+enum given { GIVEN_TOKENS, GIVEN_POSITIONS, GIVEN_SLOTS, GIVEN_ROWS, GIVEN_BEGUN, NUM_GIVEN };
+
 struct channel {  // a rank's socket to the engine, for the rows that are sampled, see decode_ahead.h
     int32_t descriptor;
     int32_t answers;         // whether this rank sends results
@@ -131,6 +139,12 @@ struct channel {  // a rank's socket to the engine, for the rows that are sample
     int64_t frame_bytes;
     int32_t *added;  // [most_added][2] the new blocks that were taken, each behind its span
     int32_t most_added, num_added;
+    int32_t waits;     // whether to wait for the engine's next frame
+    int32_t capacity;  // the most tokens and rows of a step whose tokens the engine gives
+    int32_t has_left;  // 1: there was such a step, so the worker's plan is left behind
+    int32_t num_options;
+    const struct row_option *options;  // the first two are the numbers of new tokens and of masks
+    int32_t *given[NUM_GIVEN];         // room for the arrays of such a step: [capacity] each
 };
 
 struct arrival {  // how often a rank has met the others; on a cache line of its own

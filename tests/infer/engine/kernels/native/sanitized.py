@@ -20,7 +20,7 @@ from tk.infer.engine.program.own_params import own_params
 from tk.infer.engine.step.channel import NEXT_STEP, Channel, Frame, masks_frame, tokens_frame
 from tk.infer.engine.step.running_plan import RunningPlan
 from tk.infer.engine.step.sampling_rows import WITH_CANDIDATES
-from tk.infer.engine.step.step_message import NextTokens
+from tk.infer.engine.step.step_message import GivenTokens, NextTokens
 from tk.infer.engine.worker.worker import load
 from tk.model.registry import decoder_spec
 from tk.model.stored_config import stored_config
@@ -108,12 +108,29 @@ def decode_ahead(backend: Backend) -> None:
         assert ahead is not None
         assert ahead.new_blocks.tolist() == [[0, 9]]
         assert running.slots.tolist() == [9 * 16 + 6]
+        give_tokens(backend, engine, channel)
         rows = pack([SamplingRow(0, mask=WITH_CANDIDATES)])
         chosen = replace(plan(49, 50, 16), rows=rows, generation=2)
         backend.step(chosen, channel=channel)
         masks = masks_frame(np.array([[0, 0, 1, 0]], np.uint32), np.zeros(1, np.int32))
         engine.sendall(NEXT_STEP + masks.encode() + tokens_frame(np.array([64], np.int32)).encode())
         assert backend.decode_ahead(chosen, channel) == DecodedAhead(None)
+
+
+def give_tokens(backend: Backend, engine: socket.socket, channel: Channel) -> None:
+    """Computes a token, and then as many as a step has room for, some of which are given, in two new blocks."""
+    first = replace(plan(19, 20, 16), generation=3)
+    backend.step(first, channel=channel)
+    for rows in (1, 30, 1, 30):
+        message = GivenTokens(
+            np.array([[20, 30, 1, rows]], np.int32),
+            np.full(30, 7, np.int32),
+            np.array([[0, 2, 8], [0, 3, 9]], np.int32),
+        )
+        engine.sendall(Frame("step", body=message.encode()).encode())
+    ahead = backend.decode_ahead(first, channel)
+    assert ahead is not None
+    assert ahead.new_blocks.tolist() == [[0, 8], [0, 9]] * 4
 
 
 def main() -> None:

@@ -155,6 +155,14 @@ def test_in_a_wide_batch_drafts_that_became_good_are_found_by_trials_of_one_samp
     assert sum(world.counts[-100:]) > 200
 
 
+def test_a_sample_that_ends_is_no_reason_to_rest() -> None:
+    world = World(lambda sample, step: 0.9, 1, FLAT, 0.1)
+    world.run(100)
+    world.policy.spend(1, 4, 0.3)
+    assert world.policy.choose([made(1, longest=8)], 1) == {}
+    assert world.policy.choose([made(2)], 1), "the next one gains as much as those before"
+
+
 def test_a_new_number_of_samples_is_no_reason_to_rest() -> None:
     world = World(lambda sample, step: 0.7, 32, RowCost({1: 1.0, 8: 1.0, 48: 41.0}), 0.15)
     world.run(100)
