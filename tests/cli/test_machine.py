@@ -36,7 +36,7 @@ def test_an_optional_package_that_is_missing_is_noted_with_its_command(monkeypat
     monkeypatch.setattr(machine, "_EXTRAS", (("no_such_package", "[metrics] nothing", "parquet"),))
     missing = fact("no_such_package")
     assert (missing.value, missing.state) == ("not installed", "note")
-    assert missing.hint == "needed only for [metrics] nothing: pip install 'pyarrow>=18'"
+    assert missing.hint == "needed only for [metrics] nothing: pip install 'pyarrow>=20'"
 
 
 def test_every_extra_of_the_installation_is_listed() -> None:

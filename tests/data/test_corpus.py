@@ -106,7 +106,7 @@ def test_parquet_without_its_package_is_refused_before_anything_is_read(
     path = write(tmp_path, "rows.parquet", [{"text": "x"}])
     monkeypatch.setattr(parquet_rows, "find_spec", {}.get)
     for item in (path, tmp_path):
-        with pytest.raises(ConfigError, match=r"rows\.parquet: .* pip install 'pyarrow>=18'.*\.jsonl"):
+        with pytest.raises(ConfigError, match=r"rows\.parquet: .* pip install 'pyarrow>=20'.*\.jsonl"):
             find_corpus([item])
 
 

@@ -156,6 +156,20 @@ def footprint(serving: Serving) -> Footprint:
     return Footprint(count[0], count[1], pages * os.sysconf("SC_PAGE_SIZE"))
 
 
+def footprint_at_rest(serving: Serving) -> Footprint:
+    """The footprint once the server has at most one connection: those of earlier clients may still be closing."""
+    wait_until(lambda: connections(serving) <= 1)
+    return footprint(serving)
+
+
+def connections(serving: Serving) -> int:
+    """Returns the number of connections that the server has, of which the clients may have closed some."""
+    port, has_descriptor = f":{int(serving.target.rpartition(':')[2]):04X}", ("01", "08")  # ESTABLISHED, CLOSE_WAIT
+    tables = (Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6"))
+    rows = [line.split() for table in tables for line in table]
+    return sum(row[1].endswith(port) and row[3] in has_descriptor for row in rows)
+
+
 def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     """Returns once a condition holds."""
     deadline = time.monotonic() + seconds

@@ -22,6 +22,7 @@ from tk.tests.infer.serve.hostile import (
     SETTINGS,
     call,
     footprint,
+    footprint_at_rest,
     frame,
     mutated,
     wait_until,
@@ -170,7 +171,7 @@ def test_a_client_that_never_reads_slows_no_other_and_is_forgotten_when_killed(
 
     assert live() == 0
     alone = min(asyncio.run(eight_streams(serving.target)) for _ in range(3))
-    before = footprint(serving)
+    before = footprint_at_rest(serving)
     with deaf_client(serving, unread_calls(10, 60)):
         wait_until(lambda: footprint(serving).files > before.files and live() == 0)
         beside = min(asyncio.run(eight_streams(serving.target)) for _ in range(3))
