@@ -8,7 +8,7 @@ const { Client, describe } = require(process.argv[2])
 const [, , , target, prompt] = process.argv
 const GREEDY = { temperature: 0 }
 const FEW = { text: prompt, sampling: GREEDY, stopping: { max_new_tokens: 12, ignore_eos: true } }
-const LONG = { text: prompt, sampling: { n: 4 }, stopping: { max_new_tokens: 500, ignore_eos: true } }
+const LONG = { text: prompt, sampling: { n: 4 }, stopping: { max_new_tokens: 3000, ignore_eos: true } }
 
 async function failure (promise) {
   try {

@@ -31,7 +31,7 @@ def test_a_stock_prober_sees_health_and_its_change(clients: Path, own: Serving) 
         assert process.stdout.readline() == "SERVING\n"
         # A live request, so that the drain lasts until the watcher has seen it.
         with Client(own.target) as client:
-            deltas = client.stream("a", SamplingParams(n=4, max_new_tokens=500, ignore_eos=True))
+            deltas = client.stream("a", SamplingParams(n=4, max_new_tokens=3000, ignore_eos=True))
             next(deltas)
             own.process.terminate()
             assert process.stdout.readline() == "NOT_SERVING\n"
@@ -59,7 +59,7 @@ def test_the_python_example_runs_without_tk(clients: Path, own: Serving, tmp_pat
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr.startswith("INVALID_ARGUMENT: ")
     with Client(own.target) as client:
-        deltas = client.stream("a", SamplingParams(n=4, max_new_tokens=500, ignore_eos=True))
+        deltas = client.stream("a", SamplingParams(n=4, max_new_tokens=3000, ignore_eos=True))
         next(deltas)
         [worker] = own.worker_ids()
         os.kill(worker, signal.SIGSTOP)  # its sequences stay
