@@ -82,7 +82,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Serving]:
-    """A server that computes 4 sequences and lets none wait; the test may end it, while requests of 3,000 tokens run."""
+    """A server that computes 4 sequences and lets none wait; the test may end it while requests of 3,000 tokens run."""
     model = write_tiny_model(tmp_path / "tiny-llama", max_length=4096)
     serving = Serving(str(model), "--kv-blocks", "512", "--max-running", "4", "--max-queued", "0").wait_ready()
     yield serving
