@@ -15,7 +15,7 @@ from ...core.errors import ConfigError, TkError
 from ...core.process import start_module
 
 MODULE: Final = "tk.model.lora.match_names"
-SECONDS: Final = 5.0  # of CPU time: a start from a disk that stalls takes longer, and tells nothing of an expression
+SECONDS: Final = 5.0  # of CPU time: a start from a disk that stalls takes longer, whatever the expressions
 LONGEST_WAIT: Final = 300.0  # seconds for the process, which may be stopped
 
 

@@ -1,7 +1,6 @@
 """Steps that the kernels carry out alone: results and plans of steps one by one, until another message comes."""
 
 import socket
-from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -28,15 +27,6 @@ LENGTHS = (BLOCK_SIZE - 2, 5)
 TABLE = np.array([[1, 2], [5, 6]], np.int32)
 OTHER = Frame("step", body=NextTokens(np.array([[0, 9]], np.int32)).encode()).encode()  # it has a new block
 STEPS = 4
-
-
-@pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """The engine's end of a socket, and the rank's."""
-    engine, rank = socket.socketpair()
-    engine.settimeout(60)
-    with engine, rank:
-        yield engine, rank
 
 
 def begin(

@@ -2,7 +2,6 @@
 
 import random
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -28,15 +27,6 @@ from tk.tests.model.architectures import ENTRIES
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no compiler")
 LENGTHS = (BLOCK_SIZE - 2, 5)  # of the prompts
-
-
-@pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """The engine's end of a socket, and the rank's."""
-    engine, rank = socket.socketpair()
-    engine.settimeout(60)
-    with engine, rank:
-        yield engine, rank
 
 
 def given(*spans: tuple[int, int, int, int], tokens: list[int], blocks: tuple[tuple[int, int, int], ...] = ()) -> bytes:

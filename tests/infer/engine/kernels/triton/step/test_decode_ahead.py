@@ -1,7 +1,6 @@
 """Steps that follow on the device: those that come one by one, until another message comes."""
 
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +17,6 @@ from tk.tests.model.architectures import ENTRIES
 OTHER = Frame("step", body=NextTokens(np.array([[0, 9]], np.int32)).encode()).encode()  # it has a new block
 ROWS = [SamplingRow(0), SamplingRow(1, temperature=0.8, seed=3), SamplingRow(2)]
 STEPS = 4
-
-
-@pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """The engine's end of a socket, and the rank's."""
-    engine, rank = socket.socketpair()
-    engine.settimeout(60)
-    with engine, rank:
-        yield engine, rank
 
 
 def results(engine: socket.socket, like: SamplerOutput, count: int) -> list[list[int]]:
