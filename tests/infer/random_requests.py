@@ -8,7 +8,6 @@ from tk.infer import SamplingParams
 from tk.infer.engine.request.completion import Completion
 from tk.tests.infer.random_schemas import random_schema
 
-_VOCAB = 260
 _LENGTHS = (1, 3, 15, 16, 17, 31, 33, 64, 100, 255, 257, 300)
 _OPTIONS: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("top_k", (1, 5, 100)),
@@ -19,37 +18,48 @@ _OPTIONS: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("frequency_penalty", (-0.2, 0.6)),
     ("logprobs", (0, 1, 5)),
     ("prompt_logprobs", (0, 2)),
+    ("stop_token_ids", (tuple(range(80, 95)),)),
+    ("logit_bias", ({90: 5.0}, {7: 3.0, 9: -100.0})),
+)
+_OF_TEXTS: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("stop", (("e",), ("th", "in", "x"))),
-    ("stop_token_ids", (tuple(range(100, 120)),)),
-    ("logit_bias", ({263: 5.0}, {7: 3.0, 9: -100.0})),
     ("include_stop", (True,)),
 )
 _REGEXES = ("[a-z]*", "(yes|no|maybe) [0-9]{3,9}", "[ -~]{5,40}")
 
 
-def random_prompts(chance: random.Random, count: int) -> list[list[int]]:
+def random_prompts(chance: random.Random, count: int, vocab_size: int) -> list[list[int]]:
     """Returns prompts of 1 to 301 tokens. Many begin alike, and some repeat themselves."""
-    shared = [chance.randrange(_VOCAB) for _ in range(max(_LENGTHS))]
+    shared = [chance.randrange(vocab_size) for _ in range(max(_LENGTHS))]
     found = []
     for _ in range(count):
         length = chance.choice(_LENGTHS)
-        prompt = shared[:length] if chance.random() < 0.6 else [chance.randrange(_VOCAB) for _ in range(length)]
+        prompt = shared[:length] if chance.random() < 0.6 else [chance.randrange(vocab_size) for _ in range(length)]
         if chance.random() < 0.3:
             prompt = (prompt[: chance.randint(1, 6)] * length)[:length]
-        found.append([*prompt, chance.randrange(_VOCAB)] if chance.random() < 0.5 else prompt)
+        found.append([*prompt, chance.randrange(vocab_size)] if chance.random() < 0.5 else prompt)
     return found
 
 
-def random_params(chance: random.Random) -> SamplingParams:
-    """Returns options with a seed, of which each is at its default more often than not."""
+def random_params(chance: random.Random, has_texts: bool) -> SamplingParams:
+    """Returns options with a seed, of which each is at its default more often than not.
+
+    Args:
+        chance: makes the choices.
+        has_texts: whether the model has a tokenizer, which stop strings and constraints need.
+    """
     options: dict[str, Any] = {
         "seed": chance.randrange(2**64),
         "max_new_tokens": chance.choice((1, 2, 9, 30, 70)),
         "temperature": chance.choice((0.0, 0.0, 0.5, 1.0, 1.7)),
         "n": chance.choice((1, 1, 1, 2, 5)),
     }
-    options |= {name: chance.choice(values) for name, values in _OPTIONS if chance.random() < 0.2}
-    kind = chance.random()
+    options |= {
+        name: chance.choice(values)
+        for name, values in (*_OPTIONS, *(_OF_TEXTS if has_texts else ()))
+        if chance.random() < 0.2
+    }
+    kind = chance.random() if has_texts else 1.0
     if kind < 0.12:
         options["json_schema"] = json.dumps(random_schema(chance.randrange(10**6), depth=2))
     elif kind < 0.2:
