@@ -19,7 +19,7 @@ from tk.benchmarks.peers.environments import BUILD
 from tk.benchmarks.random_model import large_model, random_model
 from tk.benchmarks.serving import beside_peers, cache_formats, limits, own_ratios, prefix_hit, structured, weights
 from tk.benchmarks.serving.in_turn import Promise
-from tk.benchmarks.serving.setup import ENVIRONMENTS, LLAMACPP, QUANTIZED, Setup, running_peers
+from tk.benchmarks.serving.setup import ENVIRONMENTS, QUANTIZED, Setup, running_peers
 from tk.core.cpu import read_cpu
 
 Section = Callable[[Setup], list[Promise]]
@@ -106,7 +106,7 @@ def main(
     show(f"{path}: {threads} threads, medians of {runs}")
     setup = Setup(path, model is None, threads, runs, batches, prompt_tokens, new_tokens, show)
     promises: list[Promise] = []
-    quantized = list(QUANTIZED.values()) if LLAMACPP in peers else []
+    quantized = [name for group in QUANTIZED.values() for name in group if name.startswith(tuple(peers))]
     for sections, needed in ((WITH_PEERS, peers), (WITH_QUANTIZED_PEERS, quantized)):
         beside = [name for name in only if name in sections]
         with running_peers(needed if beside else (), path, threads, cpu, show) as started:

@@ -1,7 +1,8 @@
-"""A Hugging Face folder as an OpenVINO model, by optimum-intel in OpenVINO's environment: FOLDER TARGET.
+"""A Hugging Face folder as an OpenVINO model, by optimum-intel in OpenVINO's environment: FOLDER TARGET FORMAT.
 
-It needs no network. Weights keep 16 bits. GenAI loads no model without a tokenizer; a folder that has none gets one of
-single bytes, which is never asked, because prompts are token ids.
+It needs no network. The format is optimum's name for that of weights: fp16, or int8 with a scale per row. GenAI loads
+no model without a tokenizer; a folder that has none gets one of single bytes, which is never asked, because prompts
+are token ids.
 """
 
 import subprocess
@@ -11,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 
-def export(folder: Path, target: Path) -> None:
+def export(folder: Path, target: Path, weights: str) -> None:
     """Writes the model and the tokenizer into a folder.
 
     Raises:
         subprocess.CalledProcessError: optimum-intel cannot convert the model.
     """
     command = [sys.executable, "-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", str(folder)]
-    command += ["--task", "text-generation-with-past", "--weight-format", "fp16", str(target)]
+    command += ["--task", "text-generation-with-past", "--weight-format", weights, str(target)]
     subprocess.run(command, check=True)
     if not (target / "openvino_tokenizer.xml").exists():
         _write_byte_tokenizer(target)
@@ -40,4 +41,4 @@ def _write_byte_tokenizer(target: Path) -> None:
 
 
 if __name__ == "__main__":
-    export(Path(sys.argv[1]), Path(sys.argv[2]))
+    export(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

@@ -1,7 +1,7 @@
-"""OpenVINO GenAI's continuous batching for bench_serving.py, in its own environment: FOLDER THREADS bf16|f32.
+"""OpenVINO GenAI's continuous batching for bench_serving.py, in its own environment: FOLDER THREADS bf16|f32 [int8].
 
-FOLDER-openvino is exported if it is missing; the last argument is the precision of its products, chosen by what the CPU
-has. Keys and values are u8, its default.
+FOLDER-openvino is exported if it is missing, or FOLDER-openvino-int8, with weights in int8. bf16 or f32 is the
+precision of its products, chosen by what the CPU has. Keys and values are u8, its default.
 """
 
 import subprocess
@@ -20,27 +20,28 @@ genai: Any = import_module("openvino_genai")
 openvino: Any = import_module("openvino")
 
 CACHE_GIB: Final = 4
+WEIGHTS: Final = "fp16"  # optimum's name of weights that keep 16 bits
 VOCAB: Final = 30000  # prompts are of ids below it
 
 
-def exported(folder: Path) -> Path:
+def exported(folder: Path, weights: str) -> Path:
     """Returns the folder with the model in OpenVINO's format, which is written if it is missing."""
-    target = folder.with_name(f"{folder.name}-openvino")
+    target = folder.with_name(f"{folder.name}-openvino" + ("" if weights == WEIGHTS else f"-{weights}"))
     if not target.exists():
         aside = target.with_suffix(".part")
-        command = [sys.executable, "-m", "tk.benchmarks.peers.openvino_export", str(folder), str(aside)]
+        command = [sys.executable, "-m", "tk.benchmarks.peers.openvino_export", str(folder), str(aside), weights]
         subprocess.run(command, check=True)
         aside.rename(target)
     return target
 
 
-def load(folder: Path, threads: int, precision: str) -> Run:
+def load(folder: Path, threads: int, precision: str, weights: str = WEIGHTS) -> Run:
     """Loads a model; returns the function that runs a workload."""
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size, scheduler.max_num_seqs, scheduler.max_num_batched_tokens = CACHE_GIB, 64, 1024
     scheduler.dynamic_split_fuse, scheduler.enable_prefix_caching = True, False
     hints = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": precision}
-    pipeline = genai.ContinuousBatchingPipeline(str(exported(folder)), scheduler, "CPU", hints)
+    pipeline = genai.ContinuousBatchingPipeline(str(exported(folder, weights)), scheduler, "CPU", hints)
     random = np.random.default_rng()
 
     def run(workload: SpeedWorkload) -> Speeds:
@@ -65,4 +66,4 @@ def load(folder: Path, threads: int, precision: str) -> Run:
 
 
 if __name__ == "__main__":
-    serve(lambda: load(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))
+    serve(lambda: load(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]))

@@ -19,7 +19,8 @@ LLAMACPP: Final = "llama.cpp"
 OPENVINO: Final = "OpenVINO"
 VLLM: Final = "vLLM"
 ENVIRONMENTS: Final = {LLAMACPP: "llamacpp", OPENVINO: "openvino", VLLM: "vllm"}
-QUANTIZED: Final = {"int8": f"{LLAMACPP} Q8_0", "int4": f"{LLAMACPP} Q4_0"}  # peers by the weight dtype of ours
+Q8_0, Q4_0, INT8 = f"{LLAMACPP} Q8_0", f"{LLAMACPP} Q4_0", f"{OPENVINO} int8"
+QUANTIZED: Final = {"int8": (Q8_0, INT8), "int4": (Q4_0,)}  # peers by the weight dtype of ours
 LONGEST: Final = 4096  # tokens of a sequence
 
 
@@ -59,7 +60,8 @@ def running_peers(
 ) -> Iterator[tuple[PeerProcess, ...]]:
     """Starts peers, each of which loads the model, for a with block; shows why a peer is left out.
 
-    A name of llama.cpp may end with a format of GGUF to which weights are quantized, as in "llama.cpp Q8_0".
+    A name may end with a format to which the peer quantizes weights: of GGUF, as in "llama.cpp Q8_0", or of optimum, as
+    in "OpenVINO int8".
     """
     with ExitStack() as stack:
         started = []
@@ -84,7 +86,7 @@ def peer_command(name: str, python: Path, model: Path, threads: int, cpu: Cpu) -
     precision = "bf16" if {"avx512_bf16", "amx"} & set(cpu.instruction_sets) else "f32"
     dtype = "bfloat16" if "avx512" in cpu.instruction_sets else "float32"
     peer, *quantization = name.split()
-    more = {LLAMACPP: quantization, OPENVINO: [precision], VLLM: [str(LONGEST), dtype]}[peer]
+    more = {LLAMACPP: quantization, OPENVINO: [precision, *quantization], VLLM: [str(LONGEST), dtype]}[peer]
     return [str(python), "-m", module, str(model.absolute()), str(threads), *more]
 
 

@@ -1,4 +1,4 @@
-"""The section of bench_serving.py about quantized weights: beside bf16, and beside llama.cpp with as many bits."""
+"""The section of bench_serving.py about quantized weights: beside bf16, and beside peers with as many bits."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -7,9 +7,10 @@ from typing import Final
 from tk.benchmarks.peers.token_clock import Speeds
 from tk.benchmarks.serving.engines import engine
 from tk.benchmarks.serving.in_turn import Contestant, Promise, compared, medians_in_turn
-from tk.benchmarks.serving.setup import QUANTIZED, Setup
+from tk.benchmarks.serving.setup import INT8, Q4_0, Q8_0, QUANTIZED, Setup
 
-BOUNDS: Final = {"int8": 1.5, "int4": 1.2}  # times the speed of the peer in QUANTIZED at batch 1
+BESIDE: Final = {Q8_0: {"decode": 1.5}, Q4_0: {"decode": 1.2}, INT8: {"decode": 1.1, "prefill": 0.85}}  # times a peer's
+AT_BATCH_1: Final = (Q8_0, Q4_0)  # peers that are run at no other batch size
 PREFILL: Final = {"int8": 0.8, "int4": 0.62}  # of the speed of weights in bf16, at every batch size
 DECODE: Final = {"int8": {1: 2.0, 8: 1.15, 32: 1.0}, "int4": {1: 2.6, 8: 1.45, 32: 1.0}}  # the same, by batch size
 
@@ -22,11 +23,10 @@ def weights(setup: Setup) -> list[Promise]:
     with ExitStack() as stack:
         own: list[Contestant] = [
             stack.enter_context(engine(_own(dtype), setup.model, weight_dtype=dtype, **options))
-            for dtype in (*BOUNDS, "auto")
+            for dtype in (*QUANTIZED, "auto")
         ]
         for workload in setup.workloads():
-            contestants = [*own, *_peers(setup)] if workload.batch == 1 else own
-            speeds = medians_in_turn(contestants, workload, setup.runs, setup.show)
+            speeds = medians_in_turn([*own, *_peers(setup, workload.batch)], workload, setup.runs, setup.show)
             for kind in ("prefill", "decode"):
                 setup.show(f"batch {workload.batch:3} {kind:8} {compared(speeds, kind)}")
             promises += _promises(workload.batch, speeds)
@@ -35,7 +35,7 @@ def weights(setup: Setup) -> list[Promise]:
 
 def _promises(batch: int, speeds: dict[str, Speeds]) -> list[Promise]:
     promises = []
-    for dtype, bound in BOUNDS.items():
+    for dtype, peers in QUANTIZED.items():
         found, whole = speeds[_own(dtype)], speeds[_own("auto")]
         kinds = {"prefill": PREFILL[dtype], "decode": DECODE[dtype].get(batch)}
         promises += [
@@ -43,14 +43,17 @@ def _promises(batch: int, speeds: dict[str, Speeds]) -> list[Promise]:
             for kind, least in kinds.items()
             if least
         ]
-        if peer := speeds.get(QUANTIZED[dtype]):
-            ratio = found["decode"] / peer["decode"]
-            promises.append(Promise(f"decode at batch 1 with {dtype} weights beside {QUANTIZED[dtype]}", ratio, bound))
+        for peer in speeds.keys() & peers:
+            promises += [
+                Promise(f"{kind} at batch {batch} with {dtype} weights beside {peer}", found[kind] / theirs, bound)
+                for kind, bound in BESIDE[peer].items()
+                for theirs in [speeds[peer][kind]]
+            ]
     return promises
 
 
-def _peers(setup: Setup) -> Sequence[Contestant]:
-    return [peer for peer in setup.peers if peer.name in QUANTIZED.values()]
+def _peers(setup: Setup, batch: int) -> Sequence[Contestant]:
+    return [peer for peer in setup.peers if peer.name in BESIDE and (batch == 1 or peer.name not in AT_BATCH_1)]
 
 
 def _own(dtype: str) -> str:

@@ -90,9 +90,15 @@ def test_peers_are_compared_and_missed_promises_come_again_at_the_end(
 
 
 @pytest.mark.parametrize(
-    ("peers", "started"), [("llama.cpp,vLLM", ["llama.cpp Q8_0", "llama.cpp Q4_0"]), ("vLLM", []), ("", [])]
+    ("peers", "started"),
+    [
+        ("llama.cpp,vLLM", ["llama.cpp Q8_0", "llama.cpp Q4_0"]),
+        ("OpenVINO", ["OpenVINO int8"]),
+        ("vLLM", []),
+        ("", []),
+    ],
 )
-def test_quantized_weights_run_beside_quantized_llamacpp(
+def test_quantized_weights_run_beside_quantized_peers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peers: str, started: list[str]
 ) -> None:
     names: list[str] = []

@@ -20,6 +20,7 @@ from tk.infer.engine.schedule.proposing.draft_policy import DraftPolicy
 from tk.tests.example_counts import sized
 from tk.tests.infer.drafts import always_draft, draft_of
 from tk.tests.infer.engine.free_blocks import num_free_blocks
+from tk.tests.infer.random_requests import said
 from tk.tests.infer.random_schemas import is_accepted, random_schema
 
 PROMPTS = [[5, 6, 7], list(range(1, 101)), list(range(1, 90)), [9], [3, 1, 4, 1, 5, 9, 2, 6] * 9]
@@ -47,10 +48,6 @@ def answers(llm: LLM, prompts: list[list[int]]) -> dict[str, list[Completion]]:
     assert num_free_blocks(llm.engine) == llm.model_info().num_blocks
     step = len(prompts)
     return {name: found[i * step : (i + 1) * step] for i, name in enumerate(OPTIONS)}
-
-
-def said(completion: Completion) -> tuple[object, ...]:
-    return completion.choices, completion.prompt_logprobs, completion.usage.completion_tokens
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,10 @@ class StallDetector:
         limits = [max(self.limit, START_SECONDS) if beat.phase == STARTING else self.limit for beat in beats]
         return [rank for rank, since in enumerate(self.changed) if now - since > limits[rank]]
 
+    def seconds_in_place(self, ranks: Collection[int]) -> float:
+        """Returns for how long none of the ranks has begun another phase, by the heartbeats that were read last."""
+        return self.clock() - max(self.changed[rank] for rank in ranks)
+
 
 def describe_places(beats: Sequence[Beat], culprits: Collection[int]) -> str:
     """Returns the places of all ranks, those of the culprits first.

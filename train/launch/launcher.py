@@ -18,7 +18,7 @@ from ...core.cores import usable_cores
 from ...core.errors import WorkerDied
 from ...core.process import start_module
 from ..health.heartbeat import HEARTBEATS_VARIABLE
-from ..health.stall_detector import StallDetector, describe_places, name_flight_records
+from ..health.stall_detector import StallDetector, describe_places, name_flight_records, name_ranks
 from .rank_report import ERROR_FOLDER_VARIABLE, read_reports
 
 _log = logging.getLogger(__name__)
@@ -196,10 +196,7 @@ class Launcher:
             raise WorkerDied(text + (_OF_MEMORY if name == "SIGKILL" else ""))
         peers_lost = any(report.kind == "peers lost" for report in reports)
         if stuck := (self.unstopped if peers_lost else self.stalled):
-            raise WorkerDied(
-                f"No progress for {self.stall_timeout:g} seconds ([parallel] timeout_seconds): "
-                + self._places(detector, stuck)
-            )
+            raise WorkerDied(f"{self._no_progress(detector, stuck)}: {self._places(detector, stuck)}")
         if reports:
             raise reports[0].error
         for rank, code in self._failed().items():
@@ -212,6 +209,20 @@ class Launcher:
                 f"{self.stop_timeout:g} seconds ([train] stop_timeout) and were killed. The steps since the last "
                 "checkpoint are lost."
             )
+
+    def _no_progress(self, detector: StallDetector, stuck: Collection[int]) -> str:
+        """Returns the beginning of the message about ranks that held up the job.
+
+        Other ranks may lose one long before the limit: a rank that failed closes its connections, and then its report
+        may wait for a disk.
+        """
+        seconds = detector.seconds_in_place(stuck)
+        if seconds >= self.stall_timeout:
+            return f"No progress for {self.stall_timeout:g} seconds ([parallel] timeout_seconds)"
+        return (
+            f"Other ranks lost {name_ranks(list(stuck))} of {self.num_ranks}, with no progress for {seconds:.0f} "
+            f"seconds and no report of an error in {self.grace:g} seconds after that"
+        )
 
     def _failed(self) -> dict[int, int]:
         """Returns the exit code of each rank that failed, except those that the launcher's own signal ended."""

@@ -11,9 +11,11 @@ from safetensors.numpy import save_file
 from tk.benchmarks.serving import setup
 from tk.benchmarks.serving.setup import (
     ENVIRONMENTS,
+    INT8,
     LLAMACPP,
     OPENVINO,
-    QUANTIZED,
+    Q4_0,
+    Q8_0,
     VLLM,
     peer_command,
     running_peers,
@@ -30,6 +32,8 @@ PLAIN = Cpu("plain", INSTRUCTION_SETS["avx2"])
 def test_openvino_multiplies_in_bf16_where_the_cpu_does(name: str, precision: str) -> None:
     command = peer_command(OPENVINO, Path("python"), Path("/model"), 2, Cpu("a", INSTRUCTION_SETS[name]))
     assert command == ["python", "-m", "tk.benchmarks.peers.openvino_serve", "/model", "2", precision]
+    quantized = peer_command(INT8, Path("python"), Path("/model"), 2, Cpu("a", INSTRUCTION_SETS[name]))
+    assert quantized == [*command, "int8"]
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("avx2", "float32"), ("avx512", "bfloat16"), ("amx", "bfloat16")])
@@ -39,7 +43,7 @@ def test_vllm_computes_in_bf16_where_torch_does(name: str, dtype: str) -> None:
 
 
 def test_llamacpp_gets_the_format_of_quantized_weights() -> None:
-    commands = [peer_command(name, Path("python"), Path("/model"), 2, PLAIN) for name in (LLAMACPP, QUANTIZED["int4"])]
+    commands = [peer_command(name, Path("python"), Path("/model"), 2, PLAIN) for name in (LLAMACPP, Q4_0)]
     plain = ["python", "-m", "tk.benchmarks.peers.llamacpp_serve", "/model", "2"]
     assert commands == [plain, [*plain, "Q4_0"]]
 
@@ -61,7 +65,7 @@ def test_peers_that_cannot_be_had_are_left_out(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(setup, "BUILD", tmp_path)
     monkeypatch.setattr(setup, "python_if_possible", lambda name: None if name == "vllm" else Path(sys.executable))
     monkeypatch.setattr(setup, "peer_command", lambda *_: [sys.executable, "-c", "raise SystemExit('no model')"])
-    with running_peers([*ENVIRONMENTS, QUANTIZED["int8"]], tmp_path, 2, PLAIN, shown.append) as peers:
+    with running_peers([*ENVIRONMENTS, Q8_0], tmp_path, 2, PLAIN, shown.append) as peers:
         assert peers == ()
     assert [line.split(" (see")[0] for line in shown] == [
         "llama.cpp is left out: llama.cpp failed: no model",

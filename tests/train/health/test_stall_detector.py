@@ -23,6 +23,7 @@ def test_the_detector_uses_only_its_own_clock(tmp_path: Path) -> None:
     assert detector.look() == [0, 1]
     now = 61.0
     assert detector.look() == [0, 1, 2], "a minute to start, and no more"
+    assert (detector.seconds_in_place([1]), detector.seconds_in_place([0, 2])) == (52.0, 50.0)
 
 
 def test_places_are_grouped_and_ranks_joined() -> None:

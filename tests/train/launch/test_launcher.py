@@ -90,7 +90,8 @@ def _beats(launcher: Launcher) -> list[Beat]:
         (signal.SIGKILL, r"Rank 1 of 3 was killed by SIGKILL: rank 1 is at step \d+ in \w+; "),
         (
             signal.SIGSTOP,
-            r"No progress for 3600 seconds.*: rank 1 is at step \d+ in \w+; ranks 0, 2 wait at step \d+ in",
+            r"Other ranks lost rank 1 of 3, with no progress for \d+ seconds and no report .* in 5 seconds after that: "
+            r"rank 1 is at step \d+ in \w+; ranks 0, 2 wait at step \d+ in",
         ),
     ],
 )
