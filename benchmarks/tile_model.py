@@ -1,8 +1,8 @@
 """Predicts cycles of products in AMX tiles from the assembly of the native kernels, by a model of Sapphire Rapids.
 
-Times of tiles are those that Intel documents: TDPBF16PS begins every 16 cycles and takes 52, a load of a tile takes 8
-and 45, a store 16. Six operations are issued per cycle, in order; 512 are under way. How many a tile's loads and stores
-count as is not documented: one and two per line, or half of that. Memory gives 5 bytes per cycle.
+Times of tiles are assumed: TDPBF16PS begins every 16 cycles and takes 52, a load of a tile takes 8 and 45, a store 16.
+Six operations are issued per cycle, in order; 512 are under way. How many operations a tile's loads and stores count as
+is not known: one and two per line, or half of that. Memory gives 5 bytes per cycle.
 """
 
 import re

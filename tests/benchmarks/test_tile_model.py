@@ -1,4 +1,4 @@
-"""The model of tiles keeps to the documented times, on assembly whose answer is known by hand."""
+"""The model of tiles keeps to its own times, on assembly whose answer is known by hand."""
 
 import pytest
 
