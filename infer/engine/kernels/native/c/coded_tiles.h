@@ -10,6 +10,7 @@
 #define FEW_CODED_ROWS 2     // that take plain vectors
 #define WIDENED_COLUMNS 384  // of two panels that are widened together, at most: half of a first cache of 48 KiB
 #define WIDENED_BYTES (WIDENED_COLUMNS / BLOCK_COLUMNS * STEP_BYTES)
+#define ADDED_GROUPS 2  // of 4 bits whose partial sums are added together: elements are loaded and stored once for both
 
 // The two columns of a pair, of `place` of those of a line.
 INLINE void widen_columns(const int bits, const char *line, const int place, vf *even, vf *odd) {
@@ -100,19 +101,59 @@ INLINE void widen_group(const int bits, const char *group, int64_t lines, int64_
             memcpy(to, &pair, PAIR_BYTES);
         }
     }
-    memset(to, 0, (size_t)(end - to));
+    if (to < end) memset(to, 0, (size_t)(end - to));  // else the call would cost as much as a line
 }
 
-// Groups [first, last) of two panels, widened.
+// Groups [first, last) of panels `panel` and `panel` + 1, widened.
 struct widened {
     char panels[2][WIDENED_BYTES] __attribute__((aligned(64)));
     int64_t first, last;
+    int panel;
 };
-typedef float partial_sums[GROUP_ROWS * 2 * PANEL];
 
-// Two blocks of rows, or one, from row `row` on by a group of two widened panels.
-INLINE void multiply_tiles(const int blocks, const struct coded *c, const struct widened *wide, int64_t row, int64_t n,
-                           float *to) {
+// Partial sums of some rows and groups of two panels, from `panel` on, until they are added to the rows' sums.
+struct partial_sums {
+    float of[ADDED_GROUPS][GROUP_ROWS * 2 * PANEL];
+    int panel;
+    int64_t n, groups;         // the first group, and their number
+    int64_t first, next, end;  // rows: from `next` on they are yet to be added
+    int64_t share;             // of these rows, that a step of tiles adds
+} __attribute__((aligned(64)));
+
+// Adds the partial sums of `groups` groups, a constant, and of rows before `end`.
+INLINE void add_rows(const int groups, const int bits, const struct coded *of, struct partial_sums *from, int64_t end) {
+    const struct coded c = *of;  // a copy, which no store of sums can change
+    for (int p = 0; p < 2; p++) {
+        const float *partial = from->of[0] + (2 * (from->next - from->first) + p) * PANEL;
+        float *to = c.g->sums + from->next * GROUP_COLUMNS + (from->panel + p) * PANEL;
+        struct scaling by[ADDED_GROUPS];
+#pragma GCC unroll 2
+        for (int i = 0; i < groups; i++)
+            by[i] = scaling_of(bits, c.g->panels[from->panel + p] + (from->n + i) * c.bytes);
+        const int64_t n = from->n;
+        for (int64_t r = from->next; r < end; r++, to += GROUP_COLUMNS, partial += 2 * PANEL) {
+            vf sums = n ? v_load(to) : v_set1(0.0f);
+#pragma GCC unroll 2
+            for (int i = 0; i < groups; i++)
+                sums = add_group(bits, &c, r, n + i, by[i], v_load(partial + i * GROUP_ROWS * 2 * PANEL), sums);
+            v_store(to, sums);
+        }
+    }
+    from->next = end;
+}
+
+// Adds the partial sums of the next `count` rows, or of those that are left.
+INLINE void add_some(const int bits, const struct coded *c, struct partial_sums *from, int64_t count) {
+    int64_t left = from->end - from->next, end = from->next + (left < count ? left : count);
+    if (!left) return;
+    if (bits == 4 && from->groups == ADDED_GROUPS) add_rows(ADDED_GROUPS, bits, c, from, end);
+    else add_rows(1, bits, c, from, end);
+}
+
+// Two blocks of rows, or one, from row `row` on by a group of two widened panels. Each step of tiles also adds some of
+// the sums `before`: behind the last one they would lie further away than a CPU looks ahead.
+INLINE void multiply_tiles(const int blocks, const int bits, const struct coded *c, const struct widened *wide,
+                           int64_t row, int64_t n, float *to, struct partial_sums *before) {
     const struct group *g = c->g;
     const uint16_t *rows = g->rows + row / BLOCK_ROWS * g->block_values + n * c->steps * g->step_values;
     const char *tile = wide->panels[0] + (n - wide->first) * c->steps * STEP_BYTES;
@@ -123,39 +164,38 @@ INLINE void multiply_tiles(const int blocks, const struct coded *c, const struct
         tile_multiply(0, 4, 6);
         tile_load(7, tile + WIDENED_BYTES, LINE);
         tile_multiply(1, 4, 7);
-        if (blocks == 1) continue;
-        tile_load_passing(5, rows + g->block_values, LINE);
-        tile_multiply(2, 5, 6);
-        tile_multiply(3, 5, 7);
+        if (blocks == 2) {
+            tile_load_passing(5, rows + g->block_values, LINE);
+            tile_multiply(2, 5, 6);
+            tile_multiply(3, 5, 7);
+        }
+        add_some(bits, c, before, before->share);
     }
     store_sums(to, blocks == 1 ? NULL : to + BLOCK_ROWS * 2 * PANEL, 2 * PANEL);
 }
 
-// Adds a group's partial sums of `count` rows and panels `first` and `first` + 1 to the sums of the groups before.
-INLINE void add_tiles(const int bits, const struct coded *c, int first, int64_t row, int64_t count, int64_t n,
-                      const float *partial) {
-    for (int p = 0; p < 2; p++) {
-        struct scaling by = scaling_of(bits, c->g->panels[first + p] + n * c->bytes);
-        float *to = c->g->sums + row * GROUP_COLUMNS + (first + p) * PANEL;
-        for (int64_t r = 0; r < count; r++, to += GROUP_COLUMNS)
-            v_store(to, add_group(bits, c, row + r, n, by, v_load(partial + (2 * r + p) * PANEL),
-                                  n ? v_load(to) : v_set1(0.0f)));
-    }
-}
-
-// All rows by groups of two panels that are widened together. While tiles multiply a group, vectors add the one before.
-INLINE void pass_tiles(const int bits, const struct coded *c, int first, const struct widened *wide) {
-    partial_sums partial[2] __attribute__((aligned(64)));
+// All rows by groups of two panels that are widened together. While tiles multiply, vectors add the sums before.
+INLINE void pass_tiles(const int bits, const struct coded *c, const struct widened *wide) {
+    const int64_t together = bits == 8 ? 1 : ADDED_GROUPS;
+    struct partial_sums partial[2], *now = partial, *before = partial + 1;
+    before->next = before->end = 0;
+    __asm__ volatile("" : : "r"(wide) : "memory");  // the intrinsics do not say that they read what was widened
     for (int64_t row = 0; row < c->g->count; row += GROUP_ROWS) {
         int64_t left = c->g->count - row, count = left < GROUP_ROWS ? left : GROUP_ROWS;
-        for (int64_t n = wide->first; n <= wide->last; n++) {
-            if (n < wide->last) {
-                if (count <= BLOCK_ROWS) multiply_tiles(1, c, wide, row, n, partial[n % 2]);
-                else multiply_tiles(2, c, wide, row, n, partial[n % 2]);
+        for (int64_t n = wide->first; n < wide->last; n += together) {
+            int64_t groups = wide->last - n < together ? wide->last - n : together, steps = groups * c->steps;
+            before->share = (GROUP_ROWS + steps - 1) / steps;
+            for (int64_t i = 0; i < groups; i++) {
+                if (count <= BLOCK_ROWS) multiply_tiles(1, bits, c, wide, row, n + i, now->of[i], before);
+                else multiply_tiles(2, bits, c, wide, row, n + i, now->of[i], before);
             }
-            if (n > wide->first) add_tiles(bits, c, first, row, count, n - 1, partial[(n - 1) % 2]);
+            now->panel = wide->panel, now->n = n, now->groups = groups;
+            now->first = now->next = row, now->end = row + count;
+            struct partial_sums *added = before;
+            before = now, now = added;
         }
     }
+    add_some(bits, c, before, GROUP_ROWS);
 }
 
 // All rows by panels `first` and `first` + 1, while lines come of the panels that are next.
@@ -163,6 +203,7 @@ INLINE void many_coded(const int bits, const struct coded *c, int first, const c
     int64_t room = c->steps * STEP_BYTES, most = WIDENED_BYTES / room;
     int64_t jump = next - c->g->panels[first] - c->groups * c->bytes;
     struct widened wide;
+    wide.panel = first;
     for (wide.first = 0; wide.first < c->groups; wide.first = wide.last) {
         wide.last = wide.first + most < c->groups ? wide.first + most : c->groups;
         int64_t ahead = most * c->bytes + (wide.last == c->groups ? jump : 0);
@@ -170,7 +211,7 @@ INLINE void many_coded(const int bits, const struct coded *c, int first, const c
             for (int64_t n = wide.first; n < wide.last; n++)
                 widen_group(bits, c->g->panels[first + p] + n * c->bytes, c->lines, c->steps,
                             wide.panels[p] + (n - wide.first) * room, ahead);
-        pass_tiles(bits, c, first, &wide);
+        pass_tiles(bits, c, &wide);
     }
 }
 
@@ -181,8 +222,8 @@ INLINE void sum_codes_of(const int bits, const struct coded *c) {
     if (g->count == 1) few_coded(1, bits, c, 0);
     else if (g->count == 2) few_coded(2, bits, c, 0);
     else {
-        many_coded(bits, c, 0, are_four ? g->panels[2] : next);
-        if (are_four) many_coded(bits, c, 2, next);
+        for (int panel = 0; panel <= 2 * are_four; panel += 2)
+            many_coded(bits, c, panel, panel == 2 * are_four ? next : g->panels[2]);
     }
 }
 

@@ -35,6 +35,8 @@ SHAPES = [
     (Grouping(8, 18), 36, 33, 2),
     (Grouping(4, 13), 52, 21, 4),
     (Grouping(4, 24), 240, 150, 1),
+    (Grouping(4, 32), 480, 20, 1),  # 15 groups: more than tiles hold at once, and an odd number
+    (Grouping(8, 96), 480, 70, 1),
 ]
 
 
