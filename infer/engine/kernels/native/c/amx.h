@@ -68,12 +68,17 @@ INLINE void tile_multiply(int sum, int rows, int weights) {
 static void begin_products(int64_t height) {
     struct tile_shapes shapes = {.palette = 1};
     for (int t = 0; t < 8; t++) shapes.bytes[t] = LINE, shapes.rows[t] = (uint8_t)(t < 5 ? height : 16);
-    __asm__ volatile("" : : "r"(&shapes) : "memory");  // the intrinsic does not say that it reads all of them
+    __asm__ volatile("" : : "r"(&shapes) : "memory");  // this intrinsic names 8 bytes of them
     tile_configure(&shapes);
 }
 INLINE void end_products(void) { tile_release(); }
 
+// The intrinsics that load tiles do not say that they read memory: a compiler might leave out or move the stores of
+// what they load. Every sequence of loads begins with this.
+INLINE void finish_stores(void) { __asm__ volatile("" : : : "memory"); }
+
 INLINE void zero_sums(void) {
+    finish_stores();
     tile_zero(0);
     tile_zero(1);
     tile_zero(2);
@@ -81,6 +86,7 @@ INLINE void zero_sums(void) {
 }
 // Loads tiles 0 and 1 side by side and, unless `second` is NULL, tiles 2 and 3, of rows `stride` floats apart.
 INLINE void load_sums(const float *first, const float *second, int64_t stride) {
+    finish_stores();
     tile_load(0, first, 4 * stride);
     tile_load(1, first + PANEL, 4 * stride);
     if (!second) return;

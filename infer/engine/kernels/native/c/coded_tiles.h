@@ -179,7 +179,6 @@ INLINE void pass_tiles(const int bits, const struct coded *c, const struct widen
     const int64_t together = bits == 8 ? 1 : ADDED_GROUPS;
     struct partial_sums partial[2], *now = partial, *before = partial + 1;
     before->next = before->end = 0;
-    __asm__ volatile("" : : "r"(wide) : "memory");  // the intrinsics do not say that they read what was widened
     for (int64_t row = 0; row < c->g->count; row += GROUP_ROWS) {
         int64_t left = c->g->count - row, count = left < GROUP_ROWS ? left : GROUP_ROWS;
         for (int64_t n = wide->first; n < wide->last; n += together) {
