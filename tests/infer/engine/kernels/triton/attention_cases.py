@@ -1,6 +1,5 @@
 """The launches of attention and of what stores its keys that the gate compiles: a choice of models and formats."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -12,6 +11,7 @@ from tk.infer.engine.kernels.triton.attention import Spans
 from tk.infer.engine.kernels.triton.paged_attention import LaunchedAttention
 from tk.infer.engine.kernels.triton.rows.norms import NO_VECTORS, OwnVectors
 from tk.infer.engine.kernels.triton.step.step_adapters import LINE
+from tk.tests.infer.engine.kernels.triton.gate_case import GateCase
 
 META: Final = torch.device("meta")
 BLOCK, TOKENS, SPANS, MAX_CONTEXT = 32, 64, 16, 8192
@@ -46,14 +46,21 @@ def _launch(
     attention.decode(0, None, query, out, spans, attention.scratch(SPANS))
 
 
-CASES: Final[dict[str, Callable[[], object]]] = {
-    "bf16, 128 dims": partial(_launch, "bf16", 32, 8, 128),
-    "fp8, 128 dims": partial(_launch, "fp8", 32, 8, 128),
-    "int8, 128 dims": partial(_launch, "int8", 32, 8, 128),
-    "int4, 128 dims": partial(_launch, "int4", 32, 8, 128),
-    "int4, 128 dims, blocks of 16": partial(_launch, "int4", 32, 8, 128, block=16),
-    "k8v4, 80 dims, fp16": partial(_launch, "k8v4", 32, 32, 80, torch.float16),
-    "bf16, 256 dims": partial(_launch, "bf16", 16, 2, 256),
-    "int4, 256 dims": partial(_launch, "int4", 16, 2, 256),
-    "fp32, 64 dims": partial(_launch, "fp32", 14, 2, 64, torch.float32, adapted=True),
+_ATTENTION = ("attention_kernel",)
+
+# Each format has all kernels for each GPU once, and a second width of heads where that comes nearer to a limit.
+CASES: Final[dict[str, GateCase]] = {
+    "bf16, 128 dims": GateCase(partial(_launch, "bf16", 32, 8, 128)),
+    "fp8, 128 dims": GateCase(partial(_launch, "fp8", 32, 8, 128)),
+    "int8, 128 dims": GateCase(partial(_launch, "int8", 32, 8, 128)),
+    # 256 dims of 4 bits, below, take more registers, and one instruction of products on every GPU. So one GPU is enough
+    # for these tiles, and one for the loop that only blocks below a tile of keys have.
+    "int4, 128 dims": GateCase(partial(_launch, "int4", 32, 8, 128), _ATTENTION, (80,)),
+    "int4, 128 dims, blocks of 16": GateCase(partial(_launch, "int4", 32, 8, 128, block=16), _ATTENTION, (90,)),
+    "k8v4, 80 dims, fp16": GateCase(partial(_launch, "k8v4", 32, 32, 80, torch.float16)),
+    # The most shared memory: keys of 16 bits are read ahead. Stores and merges need little.
+    "bf16, 256 dims": GateCase(partial(_launch, "bf16", 16, 2, 256), _ATTENTION),
+    # The most registers: all 255. Stores and merges need more, too, than those of 128 dims.
+    "int4, 256 dims": GateCase(partial(_launch, "int4", 16, 2, 256)),
+    "fp32, 64 dims": GateCase(partial(_launch, "fp32", 14, 2, 64, torch.float32, adapted=True)),
 }

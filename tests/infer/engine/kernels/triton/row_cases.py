@@ -1,6 +1,5 @@
 """The launches of kernels of rows that the gate compiles: norms, gates, products and samples of usual sizes."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -16,6 +15,7 @@ from tk.infer.engine.kernels.triton.step.device_tables import ExpertPairs, RowOp
 from tk.infer.engine.kernels.triton.step.step_adapters import LINE, StepAdapters
 from tk.infer.engine.kernels.triton.step.step_columns import DECODE_COLUMNS, FLOAT_COLUMNS, ROW_COLUMNS
 from tk.parallel.coded_weight import CodedWeight
+from tk.tests.infer.engine.kernels.triton.gate_case import GateCase
 
 META: Final = torch.device("meta")
 ROWS, HIDDEN, INNER, VOCAB, EXPERTS = 16, 4096, 11008, 151_936, 8
@@ -72,13 +72,13 @@ def _samples() -> None:
     advance(decoding, tables, number, 32)
 
 
-CASES: Final[dict[str, Callable[[], object]]] = {
-    "rows, bf16": partial(_rows, torch.bfloat16),
-    "products of int8": partial(_products, 8),
-    "products of int4": partial(_products, 4),
-    "products of experts": partial(_products, 0),
-    "adapters": partial(_adapters, torch.bfloat16),
-    "fixed products": partial(_fixed, torch.bfloat16),
-    "fixed products, fp32": partial(_fixed, torch.float32),
-    "samples": _samples,
+CASES: Final[dict[str, GateCase]] = {
+    "rows, bf16": GateCase(partial(_rows, torch.bfloat16)),
+    "products of int8": GateCase(partial(_products, 8)),
+    "products of int4": GateCase(partial(_products, 4)),
+    "products of experts": GateCase(partial(_products, 0)),
+    "adapters": GateCase(partial(_adapters, torch.bfloat16)),
+    "fixed products": GateCase(partial(_fixed, torch.bfloat16)),
+    "fixed products, fp32": GateCase(partial(_fixed, torch.float32)),
+    "samples": GateCase(_samples),
 }
