@@ -121,13 +121,16 @@ class Load:
 
     async def _call(self, message: pb.GenerateRequest, fate: str, draw: random.Random, seen: Seen) -> None:
         timeout = draw.uniform(0.02, 2.0) if fate == "deadline" else PATIENCE
-        call, times, limit = self._stub.Generate(message, timeout=timeout), list[float](), draw.randint(1, 40)
+        call, times, num_tokens = self._stub.Generate(message, timeout=timeout), list[float](), 0
+        # In tokens: a message has many where the server is faster than its reader.
+        limit = min(draw.randint(1, 40), message.stopping.max_new_tokens)
         with suppress(grpc.RpcError, asyncio.CancelledError):
             async for event in call:
                 if event.WhichOneof("event") != "delta":
                     continue
                 times.append(time.monotonic())
-                if fate == "cancel" and len(times) == limit:
+                num_tokens += len(event.delta.token_ids)
+                if fate == "cancel" and num_tokens >= limit:
                     call.cancel()
                 elif fate == "slow":
                     await asyncio.sleep(draw.uniform(0.0, self._slowness))

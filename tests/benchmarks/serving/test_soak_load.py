@@ -45,7 +45,7 @@ def test_calls_end_once_readers_pauses_count_and_the_dead_leave_nothing(serving:
         loop, crowd = asyncio.run(loads(dying))
     assert loop.ends == {"OK": 12}
     # A message has one token or more, and the first one of a call follows no pause.
-    assert 12 <= len(loop.gaps) <= sum(each.stopping.max_new_tokens - 1 for each in asked[:12])
+    assert 0 < len(loop.gaps) <= sum(each.stopping.max_new_tokens - 1 for each in asked[:12])
     assert crowd.ends.total() == 40
     assert set(crowd.ends) <= {"OK", "CANCELLED", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"}
     assert min(crowd.ends["OK"], crowd.ends["CANCELLED"]) > 0
