@@ -223,9 +223,9 @@ static void score_page(const struct product *p, const float *row_scales, const f
         ahead.bytes = p->ahead.bytes;
         for (int64_t r = 0, count; r < p->rows; r += count, ahead.bytes = 0) {
             count = rows_of_tile(p->rows - r);
-            (wide == 2 ? WIDE_SCORE_TILES : SCORE_TILES)[count - 1](
-                (const int16_t *)p->x + r * p->x_stride, p->x_stride, p->page + panel * p->panel_bytes, p->pairs, ahead,
-                row_scales + r, scales + panel * PANEL, scores + r * KEY_TILE + panel * PANEL);
+            score_function tile = wide == 2 ? WIDE_SCORE_TILES[count - 1] : SCORE_TILES[count - 1];
+            tile((const int16_t *)p->x + r * p->x_stride, p->x_stride, p->page + panel * p->panel_bytes, p->pairs,
+                 ahead, row_scales + r, scales + panel * PANEL, scores + r * KEY_TILE + panel * PANEL);
         }
     }
 }
@@ -235,10 +235,12 @@ static void sum_values(int bits, const int16_t *x, int64_t rows, const struct va
                        int64_t last, int32_t *sums, int64_t sums_stride) {
     for (int64_t panel = first, wide; panel < last; panel += wide) {
         wide = bits == 8 ? wide_panels(rows, last - panel) : 1;
-        const value_function *tiles = bits == 4 ? NIBBLE_VALUE_TILES : wide == 2 ? WIDE_VALUE_TILES : VALUE_TILES;
         for (int64_t r = 0, count; r < rows; r += count) {
             count = rows_of_tile(rows - r);
-            tiles[count - 1](x + r * KEY_TILE, v, panel, r == 0, sums + r * sums_stride + panel * PANEL, sums_stride);
+            value_function tile = bits == 4   ? NIBBLE_VALUE_TILES[count - 1]
+                                  : wide == 2 ? WIDE_VALUE_TILES[count - 1]
+                                              : VALUE_TILES[count - 1];
+            tile(x + r * KEY_TILE, v, panel, r == 0, sums + r * sums_stride + panel * PANEL, sums_stride);
         }
     }
 }
