@@ -16,6 +16,7 @@ from tk.proto.v1 import generation_pb2 as pb
 from tk.proto.v1.generation_pb2_grpc import AdminStub
 from tk.tests.docs.blocks import all_blocks
 from tk.tests.infer.serve.serving import WAIT_SECONDS, Serving
+from tk.tests.infer.serve.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.real
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,10 +25,10 @@ PUBLISHED = ROOT / "tests" / "proto" / "open_inference" / "published.txt"
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
 
 
-def test_tritonclient_works_unchanged(triton: Path, tiny: Path, tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
+def test_tritonclient_works_unchanged(triton: Path, tmp_path: Path) -> None:
+    tokens, tiny = tmp_path / "tokens", write_tiny_model(tmp_path / "tiny-llama", max_length=4096)
     tokens.write_text(line_of(token_digest("secret"), Caller("alice")))
-    serving = Serving(str(tiny), "--kv-blocks", "128", "--tokens", str(tokens)).wait_ready()
+    serving = Serving(str(tiny), "--kv-blocks", "512", "--tokens", str(tokens)).wait_ready()
     try:
         words = [str(triton), str(CHECKS), serving.target, tiny.name, "secret"]
         done = subprocess.run(words, capture_output=True, text=True, timeout=2 * WAIT_SECONDS)

@@ -21,7 +21,7 @@ from tritonclient.grpc import (
 from tritonclient.utils import InferenceServerException
 
 GREEDY = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
-LONG = {"max_tokens": 500, "ignore_eos": True}
+LONG = {"max_tokens": 3000, "ignore_eos": True}  # some hundred milliseconds
 
 
 def text_input(text: str, shape: tuple[int, ...] = (1,)) -> InferInput:
