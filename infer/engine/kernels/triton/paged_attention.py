@@ -67,7 +67,7 @@ class LaunchedAttention:
         dim, kv_heads = cache.head_dim, cache.num_kv_heads
         group = num_heads // kv_heads
         self._cache = cache
-        self._prefill = prefill_tiling(dim, group, compute.itemsize, cache.has_twins)
+        self._prefill = prefill_tiling(dim, group, compute.itemsize, cache.has_twins, cache.block_size)
         self._decode = decode_tiling(dim, group, compute.itemsize, cache.has_twins)
         self._shape = AttentionShape(
             heads=num_heads,

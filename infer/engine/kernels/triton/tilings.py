@@ -47,11 +47,22 @@ def decode_tiling(head_dim: int, group: int, itemsize: int, has_twins: bool) -> 
     return AttentionTiling(max(_LEAST_ROWS, _power_of_two(group)), 32 if few else 64, warps, 2)
 
 
-def prefill_tiling(head_dim: int, group: int, itemsize: int, has_twins: bool) -> AttentionTiling:
-    """Returns the tile of some tokens' query heads that share a kv head; see `decode_tiling`."""
-    wide, rows = width_of(head_dim) * itemsize > 128, 32 if has_twins or itemsize == 4 else 64
-    few = has_twins or wide
-    return AttentionTiling(max(rows, _power_of_two(group)), 32 if few else 64, 8 if wide else 4, 2)
+def prefill_tiling(head_dim: int, group: int, itemsize: int, has_twins: bool, block_size: int) -> AttentionTiling:
+    """Returns the tile of some tokens' query heads that share a kv head.
+
+    Args:
+        head_dim: E.
+        group: the number of these heads.
+        itemsize: the bytes of an operand of products: 4 for fp32, else 2.
+        has_twins: whether vectors have twins.
+        block_size: the tokens of a block.
+    """
+    row_bytes = width_of(head_dim) * itemsize
+    wide, rows = row_bytes > 128, 32 if has_twins or itemsize == 4 else 64
+    keys = 32 if has_twins or wide else 64
+    if has_twins and row_bytes > 256 and block_size < keys:
+        rows = 16  # 32 rows beside the loop over such blocks take more registers than there are
+    return AttentionTiling(max(rows, _power_of_two(group)), keys, 8 if wide else 4, 2)
 
 
 def split_keys(max_context: int) -> int:

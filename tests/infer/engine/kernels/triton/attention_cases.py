@@ -57,6 +57,8 @@ CASES: Final[dict[str, GateCase]] = {
     # for these tiles, and one for the loop that only blocks below a tile of keys have.
     "int4, 128 dims": GateCase(partial(_launch, "int4", 32, 8, 128), _ATTENTION, (80,)),
     "int4, 128 dims, blocks of 16": GateCase(partial(_launch, "int4", 32, 8, 128, block=16), _ATTENTION, (90,)),
+    # Here Triton 3.6 spilled with 32 rows in a tile.
+    "int4, 256 dims, blocks of 16": GateCase(partial(_launch, "int4", 16, 2, 256, block=16), _ATTENTION, (90,)),
     "k8v4, 80 dims, fp16": GateCase(partial(_launch, "k8v4", 32, 32, 80, torch.float16)),
     # The most shared memory: keys of 16 bits are read ahead. Stores and merges need little.
     "bf16, 256 dims": GateCase(partial(_launch, "bf16", 16, 2, 256), _ATTENTION),

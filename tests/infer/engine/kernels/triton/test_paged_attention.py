@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tk.infer.engine.kernels.triton.paged_attention import LaunchedAttention, query_tiles
-from tk.infer.engine.kernels.triton.tilings import MOST_SPLITS, split_keys, width_of
+from tk.infer.engine.kernels.triton.tilings import MOST_SPLITS, prefill_tiling, split_keys, width_of
 from tk.tests.infer.engine.kernels.triton.one_step import Layer
 
 pytestmark = pytest.mark.triton
@@ -29,6 +29,11 @@ def test_splits_are_few_and_whole_tiles() -> None:
 
 def test_columns_of_a_head() -> None:
     assert [width_of(dim) for dim in (8, 32, 33, 80, 128, 129, 256)] == [32, 32, 64, 128, 128, 256, 256]
+
+
+def test_a_tile_has_fewer_rows_where_wide_heads_of_4_bits_have_small_blocks() -> None:
+    rows = {(dim, block): prefill_tiling(dim, 8, 2, True, block).rows for dim in (128, 256) for block in (16, 32)}
+    assert rows == {(128, 16): 32, (128, 32): 32, (256, 16): 16, (256, 32): 32}
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (20, 1), (71, 1), (12, 4)])
