@@ -66,7 +66,7 @@ def describe_places(beats: Sequence[Beat], culprits: Collection[int]) -> str:
     )
 
 
-def name_ranks(ranks: Sequence[int]) -> str:
+def name_ranks(ranks: Collection[int]) -> str:
     """Returns ranks as text, with ranges for successive ones: [0, 1, 2, 5] -> "ranks 0-2, 5"."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):

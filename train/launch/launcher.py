@@ -220,7 +220,7 @@ class Launcher:
         if seconds >= self.stall_timeout:
             return f"No progress for {self.stall_timeout:g} seconds ([parallel] timeout_seconds)"
         return (
-            f"Other ranks lost {name_ranks(list(stuck))} of {self.num_ranks}, with no progress for {seconds:.0f} "
+            f"Other ranks lost {name_ranks(stuck)} of {self.num_ranks}, with no progress for {seconds:.0f} "
             f"seconds and no report of an error in {self.grace:g} seconds after that"
         )
 

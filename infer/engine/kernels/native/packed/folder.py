@@ -22,7 +22,7 @@ from .arrays_file import DamagedArrays, map_arrays, write_arrays
 
 SUFFIX: Final = ".packed"
 LOCK: Final = ".lock"
-KEPT: Final = 2  # models that nobody serves and whose files stay for a later start
+KEPT: Final = 2  # models that no server uses and whose files stay for a later start
 _OURS: Final = re.compile(r"[0-9a-f]{32}\.(lock|[0-9]+\.\w+)")  # all other files in the folder stay
 _LOG: Final = logging.getLogger(__name__)
 
